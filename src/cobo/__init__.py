@@ -1,0 +1,18 @@
+"""cobo: one personal model per party, and who should learn from whom.
+
+>>> import cobo                                                            # doctest: +SKIP
+>>> clients = [cobo.Client("north", train=(x, y), test=(xt, yt)), ...]     # doctest: +SKIP
+>>> result = cobo.fit(clients, model=make_model, rounds=1000, lr=0.1)      # doctest: +SKIP
+>>> result.models["north"], result.weights, result.groups()                # doctest: +SKIP
+"""
+
+from cobo import errors
+from cobo.federation import Client
+from cobo.methods import CoBo, Local, Oracle
+from cobo.training.fit import fit
+from cobo.training.result import Result
+from cobo.training.result import load_result as load
+from cobo.training.settings import Training
+
+__version__ = "0.1.0"
+__all__ = ["Client", "CoBo", "Local", "Oracle", "Result", "Training", "errors", "fit", "load"]

@@ -1,0 +1,5 @@
+"""`python -m cobo` is the `cobo` command."""
+
+from cobo.cli import main
+
+main()

@@ -1,0 +1,188 @@
+"""The `cobo` command: reads arguments, calls the library, turns errors into one line and an exit code."""
+
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from cobo.data import DATA
+from cobo.errors import CheckpointError, CoboError, ConfigError, DataError, Interrupted
+from cobo.experiments import EXPERIMENTS, load_experiment
+from cobo.experiments.runner import run as run_one
+from cobo.methods import METHODS
+from cobo.report import summary
+from cobo.training.events import Listener, TensorBoard
+
+app = typer.Typer(
+    help="Collaborative learning: one personal model per party, and who should learn from whom.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+Name = Annotated[str, typer.Argument(help="A preset (see `cobo experiments`) or a .toml file.", metavar="EXPERIMENT")]
+Rounds = Annotated[int | None, typer.Option(help="Number of rounds, instead of the experiment's.")]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="KEY=VALUE or METHOD.KEY=VALUE, over the experiment's. Repeatable."),
+]
+Out = Annotated[Path | None, typer.Option(help="Folder for what the run leaves behind.  [default: runs/EXPERIMENT]")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoints in the folder.")]
+Board = Annotated[Path | None, typer.Option(help="Also write metrics for TensorBoard into this folder.")]
+
+
+@app.command()
+def demo(
+    out: Annotated[Path | None, typer.Option(help="Folder for the results.  [default: a new one in runs/]")] = None,
+) -> None:
+    """All methods on the digits data: nothing to download, about a minute, ends with a table."""
+    folder = out or Path("runs") / f"demo-{datetime.now():%Y%m%d-%H%M%S}"
+    _compare("digits", "all", 1, None, [], folder, resume=out is not None)
+
+
+@app.command()
+def run(
+    experiment: Name,
+    method: Annotated[str, typer.Option(help="See `cobo methods`.")] = "cobo",
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    rounds: Rounds = None,
+    set_: Changes = None,
+    out: Out = None,
+    resume: Resume = False,
+    tensorboard: Board = None,
+) -> None:
+    """Run one method of an experiment with one seed."""
+    chosen = load_experiment(experiment, EXPERIMENTS, _changes(set_, rounds))
+    folder = out or Path("runs") / chosen.experiment
+    listeners: list[Listener] = [] if tensorboard is None else [_tensorboard(tensorboard)]
+    with _resumable(folder):
+        run_one(chosen, method, seed, folder, resume=resume, listeners=listeners)
+    _show(folder, chosen.experiment, chosen.target_accuracy)
+
+
+@app.command()
+def compare(
+    experiment: Name,
+    methods: Annotated[str, typer.Option(help="Names separated by commas, or all.")] = "all",
+    seeds: Annotated[int, typer.Option(min=1, help="How many: seeds 0, 1, ...")] = 1,
+    rounds: Rounds = None,
+    set_: Changes = None,
+    out: Out = None,
+    resume: Resume = False,
+) -> None:
+    """Run several methods with several seeds, and put them in one table."""
+    chosen = load_experiment(experiment, EXPERIMENTS, _changes(set_, rounds))
+    folder = out or Path("runs") / chosen.experiment
+    _compare(experiment, methods, seeds, rounds, set_ or [], folder, resume=resume)
+
+
+@app.command()
+def report(folder: Annotated[Path, typer.Argument(metavar="DIR")]) -> None:
+    """(Re)build the table from what is in a folder of runs."""
+    path = folder / "experiment.toml"
+    if not path.is_file():
+        raise ConfigError(f"{folder} holds no experiment.toml; give a folder that `cobo run` or `compare` wrote")
+    chosen = load_experiment(str(path), EXPERIMENTS)
+    _show(folder, chosen.experiment, chosen.target_accuracy)
+
+
+@app.command()
+def experiments() -> None:
+    """What experiments there are."""
+    _list(("name", "what"), [(name, kind.what) for name, kind in EXPERIMENTS.items()])
+
+
+@app.command()
+def methods() -> None:
+    """What methods there are, and their settings with defaults."""
+    listed = []
+    for name, kind in METHODS.items():
+        settings = ", ".join(f"{key}={field.default!r}" for key, field in kind.model_fields.items())
+        first = (sys.modules[kind.__module__].__doc__ or "").splitlines()[0]
+        listed.append((name, first.partition(": ")[2], settings or "-"))
+    _list(("name", "what", "settings"), listed)
+
+
+@app.command()
+def data() -> None:
+    """What data sets are present, where, and how to get what is missing."""
+    _list(("name", "what", "where"), [tuple(source) for source in DATA.values()])
+
+
+def main() -> None:
+    """Run the command line: 0 success, 1 a run failed, 2 bad usage or configuration, 130 stopped by the user."""
+    try:
+        app()
+    except Interrupted as stop:
+        _fail(str(stop), 130)
+    except (ConfigError, DataError, CheckpointError) as error:
+        _fail(str(error), 2)
+    except CoboError as error:
+        _fail(str(error), 1)
+    except KeyboardInterrupt:
+        _fail("stopped by the user", 130)
+
+
+def _compare(
+    name: str, methods: str, seeds: int, rounds: int | None, changes: list[str], folder: Path, *, resume: bool
+) -> None:
+    chosen = load_experiment(name, EXPERIMENTS, _changes(changes, rounds))
+    wanted = list(METHODS) if methods == "all" else [m.strip() for m in methods.split(",")]
+    for method in wanted:
+        chosen.method(method)
+    with _resumable(folder):
+        for seed in range(seeds):
+            for method in wanted:
+                run_one(chosen, method, seed, folder, resume=resume)
+    _show(folder, chosen.experiment, chosen.target_accuracy)
+
+
+class _resumable:  # noqa: N801, reads as a verb where it is used
+    """Adds to an error or a stop how to go on from what was written."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, CoboError) and not isinstance(error, (ConfigError, DataError, CheckpointError)):
+            error.args = (f"{error}; go on with the same command and --resume (written to {self._folder})",)
+
+
+def _changes(changes: list[str] | None, rounds: int | None) -> list[str]:
+    return [*(changes or []), *([] if rounds is None else [f"rounds={rounds}"])]
+
+
+def _tensorboard(folder: Path) -> TensorBoard:
+    try:
+        return TensorBoard(folder)
+    except ImportError:
+        raise ConfigError("--tensorboard needs the extra: pip install 'cobo[tensorboard]'") from None
+
+
+def _show(folder: Path, experiment: str, target: float | None) -> None:
+    results = summary.summarise(folder, experiment, target)
+    console = Console()
+    console.print(summary.terminal(results), soft_wrap=not console.is_terminal)
+    console.print(f"written to {folder}", markup=False, highlight=False)
+
+
+def _list(columns: tuple[str, ...], listed: Sequence[tuple[str, ...]]) -> None:
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in listed:
+        table.add_row(*row)
+    Console().print(table)
+
+
+def _fail(message: str, code: int) -> None:
+    sys.stderr.write(f"cobo: {message}\n")
+    sys.exit(code)

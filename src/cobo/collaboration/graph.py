@@ -1,0 +1,48 @@
+"""W as a graph: the groups it settles into, and how far it is from a known grouping."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import connected_components
+from sklearn.metrics import adjusted_rand_score
+
+Matrix = NDArray[np.floating]
+
+
+def components(W: Matrix, threshold: float = 0.5) -> NDArray[np.int64]:
+    """The group number of each client: connected components of the pairs whose mean weight is at least threshold.
+
+    Rows on a simplex are compared with `threshold` times their largest entry, since they have no scale of their own.
+    """
+    A = np.array(W, dtype=np.float64)
+    np.fill_diagonal(A, 0)
+    if len(A) > 2 and np.all(A.sum(1) <= 1 + 1e-4) and A.max() < 1 - 1e-4:
+        A = A / np.maximum(A.max(axis=1, keepdims=True), 1e-12)
+    _, labels = connected_components(csr_array(np.where(threshold <= (A + A.T) / 2, 1, 0)), directed=False)
+    return labels.astype(np.int64)
+
+
+def oracle(groups: Sequence[str | int | None]) -> Matrix:
+    """1 inside the known groups, 0 elsewhere."""
+    return np.array([[float(a == b) for b in groups] for a in groups])
+
+
+def weights_error(W: Matrix, groups: Sequence[str | int | None]) -> float:
+    """Mean |W - oracle| off the diagonal."""
+    off = ~np.eye(len(W), dtype=bool)
+    return float(np.abs(W - oracle(groups))[off].mean())
+
+
+def groups_score(W: Matrix, groups: Sequence[str | int | None]) -> float:
+    """Adjusted Rand index of the groups found against the known ones: 1 when they are the same."""
+    return float(adjusted_rand_score([str(g) for g in groups], components(W)))
+
+
+def settled(W: Matrix, before: Matrix | None, tolerance: float = 0.01) -> float:
+    """The share of pairs whose weight has moved by less than `tolerance` since an earlier W."""
+    if before is None:
+        return 0.0
+    off = ~np.eye(len(W), dtype=bool)
+    return float((np.abs(W - before)[off] < tolerance).mean())

@@ -1,0 +1,68 @@
+"""Which pairs are asked in a round: the sampling strategies of the paper's Table 1.
+
+A schedule gives the probability with which an *ordered* pair is asked in round t = 0, 1, ... of T. When pairs are
+symmetric, an unordered pair stands for two ordered ones and is asked with twice the probability, so that both
+settings compute the same expected number of gradients.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cobo import draws
+
+
+class Constants(NamedTuple):
+    """rate / n while constant; time_rate / t while time-dependent; mixed switches after a share of the rounds."""
+
+    rate: float
+    time_rate: float | None
+    switch: float
+
+
+Schedule = Callable[[int, int, int, Constants], float]
+
+
+def constant(t: int, T: int, n: int, c: Constants) -> float:
+    """O(1/n): n pairs a round in expectation, whatever n is."""
+    return min(1.0, c.rate / n)
+
+
+def time(t: int, T: int, n: int, c: Constants) -> float:
+    """O(1/t): often at first, when W is learned, and ever more rarely."""
+    return min(1.0, (1.0 if c.time_rate is None else c.time_rate) / (t + 1))
+
+
+def mixed(t: int, T: int, n: int, c: Constants) -> float:
+    """Constant for the first share of the rounds, then O(1/t), by default without a jump at the switch."""
+    turn = max(1, round(c.switch * T))
+    if t < turn:
+        return constant(t, T, n, c)
+    rate = constant(t, T, n, c) * turn if c.time_rate is None else c.time_rate
+    return min(1.0, rate / (t + 1))
+
+
+def every(t: int, T: int, n: int, c: Constants) -> float:
+    """All pairs in every round: the paper's non-sampling oracle, quadratic in n."""
+    return 1.0
+
+
+SCHEDULES: dict[str, Schedule] = {"constant": constant, "time": time, "mixed": mixed, "every": every}
+
+
+def draw_pairs(
+    keys: draws.Keys, round: int, probability: float, *, symmetric: bool, with_self: bool = False
+) -> NDArray[np.int64]:
+    """The pairs [p, 2] asked in a round; drawn from both clients' keys, so not dependent on who else is there."""
+    n = len(keys)
+    if symmetric:
+        i, j = np.triu_indices(n, 1)
+        probability = min(1.0, 2 * probability)
+        pair_keys = draws.combine(keys[i] + keys[j], round)  # the same whichever of the two comes first
+    else:
+        i, j = np.nonzero(np.ones((n, n)) if with_self else ~np.eye(n, dtype=bool))
+        pair_keys = draws.combine(keys[i], keys[j], round)
+    asked = draws.uniform(pair_keys, 1)[:, 0] < probability
+    return np.stack([i[asked], j[asked]], axis=1)

@@ -1,0 +1,146 @@
+"""A module seen as a row: which of its numbers are trained, which buffers it changes, and how to put a row in.
+
+Rows hold the parameters with `requires_grad`, flattened and concatenated in the order of `named_parameters`.
+Everything else (frozen parameters, constant buffers) exists once, in the template, however many clients there are.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from cobo import draws
+from cobo.compute.batch import Fields, Layout
+from cobo.compute.task import Task
+from cobo.errors import ConfigError
+
+Buffers = dict[str, Tensor]
+BufferPolicy = Literal["local", "shared", "none"]
+
+
+class Blueprint:
+    """The template module, the layout of a row, and what a trial run on a real batch has shown."""
+
+    def __init__(
+        self,
+        model: nn.Module | Callable[[], nn.Module],
+        task: Task,
+        *,
+        seed: int,
+        policy: BufferPolicy,
+        device: torch.device,
+    ) -> None:
+        self.module = _built(model, seed).to(device)
+        self.task = task
+        self.device = device
+        if policy == "none":
+            _forget_statistics(self.module)
+        trained = [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
+        if not trained:
+            raise ConfigError("model has no parameter with requires_grad=True, so there is nothing to train")
+        dtypes = {p.dtype for _, p in trained}
+        if len(dtypes) > 1:
+            raise ConfigError(f"model trains parameters of several types {dtypes}; cast them to one")
+        self.names = [name for name, _ in trained]
+        self.parameters = [p for _, p in trained]
+        self.shapes = [p.shape for p in self.parameters]
+        self.sizes = [p.numel() for p in self.parameters]
+        self.dtype = self.parameters[0].dtype
+        self.start = torch.cat([p.detach().reshape(-1) for p in self.parameters])
+        self.buffers: Buffers = {}
+        self.random = False
+
+    @property
+    def size(self) -> int:
+        """d, the length of a row."""
+        return sum(self.sizes)
+
+    @property
+    def convolutional(self) -> bool:
+        kinds = (nn.modules.conv._ConvNd,)
+        return any(isinstance(module, kinds) for module in self.module.modules())
+
+    def try_out(self, batch: Fields, layout: Layout) -> None:
+        """One training pass on a real batch, to see which buffers it changes and whether it draws random numbers.
+
+        Buffers that change belong to a client and get a row each; the others are constants.
+        """
+        buffers = dict(self.module.named_buffers())
+        before = {name: b.clone() for name, b in buffers.items()}
+        self.module.train()
+        with torch.random.fork_rng(devices=[]):
+            generator_before = torch.get_rng_state()
+            try:
+                loss = self.task.loss(self.module, layout.build(batch))
+            except (RuntimeError, ValueError, TypeError, IndexError) as error:
+                raise ConfigError(
+                    f"the model and loss do not fit the data: {' '.join(str(error).split())} "
+                    f"(batch of {', '.join(str(list(f.shape)) for f in batch)})"
+                ) from error
+            self.random = not torch.equal(generator_before, torch.get_rng_state())
+        if not isinstance(loss, Tensor) or loss.ndim != 0:
+            shape = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+            raise ConfigError(f"the loss should be a scalar tensor, but is {shape}; average it over the batch")
+        if not loss.requires_grad:
+            raise ConfigError("the loss does not depend on any trained parameter of the model")
+        for name, value in before.items():
+            if not torch.equal(torch.nan_to_num(buffers[name]), torch.nan_to_num(value)):
+                self.buffers[name] = value
+        self.load(self.start, self.buffers)
+
+    def split(self, rows: Tensor) -> list[Tensor]:
+        """The parameters in [m, d] rows as [m, *shape] views."""
+        pieces = torch.split(rows, self.sizes, dim=1)
+        return [piece.view(len(rows), *shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
+
+    def load(self, row: Tensor, buffers: Buffers) -> nn.Module:
+        """The template with its parameters and buffers made views of `row` and `buffers`: nothing is copied."""
+        pieces = torch.split(row, self.sizes)
+        for parameter, piece, shape in zip(self.parameters, pieces, self.shapes, strict=True):
+            parameter.data = piece.view(shape)
+        for name, value in buffers.items():
+            owner, _, leaf = name.rpartition(".")
+            self.module.get_submodule(owner)._buffers[leaf] = value
+        return self.module
+
+    def build(self, row: Tensor, buffers: Buffers) -> nn.Module:
+        """A module of its own, in evaluation mode, with the given row and buffers."""
+        module = copy.deepcopy(self.load(row.clone(), {k: v.clone() for k, v in buffers.items()}))
+        self.load(self.start, self.buffers)
+        for parameter in module.parameters():
+            parameter.data = parameter.data.clone()
+        return module.eval()
+
+
+def average_buffers(rows: Buffers, clients: Sequence[int]) -> None:
+    """Policy `shared`: after a round, everyone's buffers become the mean over those who took part."""
+    index = torch.as_tensor(np.asarray(clients))
+    for value in rows.values():
+        part = value[index.to(value.device)]
+        mean = part.mean(0) if part.is_floating_point() else part.max(0).values
+        value.copy_(mean.expand_as(value))
+
+
+def _built(model: Any, seed: int) -> nn.Module:
+    if isinstance(model, nn.Module):
+        return copy.deepcopy(model)
+    if not callable(model):
+        raise ConfigError(f"model = {model!r} should be an nn.Module or a function that makes one")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(draws.torch_seed(draws.key(seed, "initialisation")))
+        module = model()
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"model() gave a {type(module).__name__}; it should make an nn.Module")
+    return module
+
+
+def _forget_statistics(module: nn.Module) -> None:
+    """Policy `none`: normalise by the batch at hand, in training and in evaluation; keep no running statistics."""
+    for part in module.modules():
+        if isinstance(part, _NormBase) and part.track_running_stats:
+            part.track_running_stats = False
+            part.running_mean = part.running_var = part.num_batches_tracked = None

@@ -1,0 +1,73 @@
+"""A party with its own data: the only thing a user must build."""
+
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cobo.errors import ConfigError, DataError
+from cobo.federation.samples import Samples, as_samples
+
+
+@dataclass(frozen=True, init=False)
+class Client:
+    """One party: a name, the samples it trains on, those it is judged by, and (if known) its true group.
+
+    `train` and `test` are a tuple `(inputs, targets)` of tensors or arrays, a dict of tensors, one tensor, or a
+    map-style torch `Dataset`. The name identifies the client everywhere: in files, in draws, in W.
+
+    >>> import torch
+    >>> Client("north", train=(torch.zeros(5, 3), torch.zeros(5, dtype=torch.long)))
+    Client('north', 5 samples)
+    """
+
+    name: str
+    train: Samples
+    test: Samples | None
+    group: str | int | None
+
+    def __init__(self, name: str, train: Any, test: Any = None, *, group: str | int | None = None) -> None:
+        object.__setattr__(self, "name", _checked_name(name))
+        object.__setattr__(self, "train", as_samples(train, name, "train"))
+        object.__setattr__(self, "test", None if test is None else as_samples(test, name, "test"))
+        object.__setattr__(self, "group", group)
+
+    def __repr__(self) -> str:
+        return f"Client({self.name!r}, {len(self.train)} samples)"
+
+
+def check_clients(clients: Sequence[Client]) -> list[Client]:
+    """The clients as a list, or a `ConfigError`: at least two, distinct names, data of one shape."""
+    clients = list(clients)
+    for client in clients:
+        if not isinstance(client, Client):
+            raise ConfigError(f"clients must be cobo.Client objects, but one is a {type(client).__name__}")
+    if len(clients) < 2:
+        raise ConfigError(f"clients = {clients!r}: collaboration needs at least two clients")
+    seen: dict[str, str] = {}
+    for client in clients:
+        # Names become file names, and some file systems do not tell north from North.
+        other = seen.setdefault(client.name.casefold(), client.name)
+        if sum(c.name.casefold() == client.name.casefold() for c in clients) > 1:
+            raise ConfigError(f"client names must be distinct, but {client.name!r} and {other!r} are the same")
+    first = clients[0]
+    for client in clients:
+        for part, samples in (("train", client.train), ("test", client.test)):
+            if samples is not None and samples.signature != first.train.signature:
+                raise DataError(
+                    f"client {client.name!r}: {part} samples look like {samples.signature}, but "
+                    f"{first.name!r} has {first.train.signature}; all clients need samples of one shape"
+                )
+    return clients
+
+
+def _checked_name(name: Any) -> str:
+    if not isinstance(name, str) or not name.strip():
+        raise ConfigError(f"client name {name!r} is not allowed; it should be a non-empty string")
+    bad = any(c in "/\\" or unicodedata.category(c) == "Cc" for c in name)
+    if bad or name.startswith(".") or name != name.strip() or len(name.encode()) > 200:
+        raise ConfigError(
+            f"client name {name!r} is not allowed; it names files, so it should have no path separators, "
+            "control characters or leading dot, and at most 200 bytes"
+        )
+    return name

@@ -1,0 +1,293 @@
+"""The federation: all clients in one process, and the few things that can be asked of them.
+
+    gradients(models, clients, round)   the stochastic gradient of client clients[k] at models[k], for any rows;
+                                        with `pairs`, also the products of pair gradients at midpoints
+    local_steps(...)                    several SGD steps of each client, pulled toward an anchor
+    evaluate(models)                    loss and accuracy of each client's model on that client's test samples
+
+Shapes: n clients, d trained parameters, m rows asked for, p pairs.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from cobo import draws
+from cobo.compute.batch import Fields
+from cobo.compute.blueprint import Blueprint, BufferPolicy, Buffers, average_buffers
+from cobo.compute.executor import Choice, Chosen, choose
+from cobo.compute.task import Task
+from cobo.errors import DataError
+from cobo.federation.client import Client, check_clients
+from cobo.federation.samples import Pool, TensorSamples
+
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Products:
+    """For each pair (i, j): the inner product of both clients' gradients at the midpoint, and their norms."""
+
+    inner: Tensor
+    norm_i: Tensor
+    norm_j: Tensor
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Gradients [m, d], the batch losses [m] they belong to, and the products of the pairs asked for."""
+
+    rows: Tensor
+    losses: Tensor
+    products: Products
+
+    @property
+    def finite(self) -> Tensor:
+        """Which rows hold numbers only. A sum is not finite as soon as one of its terms is not."""
+        return torch.isfinite(self.rows.sum(1))
+
+
+class Federation:
+    """Clients, their data and buffers, the model's blueprint and the executor."""
+
+    def __init__(
+        self,
+        clients: Sequence[Client],
+        model: nn.Module | Callable[[], nn.Module],
+        *,
+        task: Task | None = None,
+        seed: int = 0,
+        batch_size: int | None = 32,
+        buffers: BufferPolicy = "local",
+        executor: Choice = "auto",
+        models_at_once: int = 64,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        self.clients = check_clients(clients)
+        self.names = [client.name for client in self.clients]
+        self.seed, self.batch_size, self.policy = seed, batch_size, buffers
+        self.models_at_once = models_at_once
+        self.device = torch.device(device)
+        self.computed = 0
+        self.blueprint = Blueprint(model, task or Task(), seed=seed, policy=buffers, device=self.device)
+        place: dict[str, Any] = {"dtype": self.blueprint.dtype, "device": self.device}
+        self._train = Pool([client.train for client in self.clients], **place)
+        self._tested = [k for k, client in enumerate(self.clients) if client.test is not None]
+        tests = [client.test for client in self.clients if client.test is not None]
+        self._test = Pool(tests, **place) if tests else None
+        self._check_classes()
+        trial = self._trial_batch()
+        self.blueprint.try_out(trial, self._train.layout)
+        self.chosen: Chosen = choose(self.blueprint, self._train.layout, trial, executor)
+        self.buffers: Buffers = {
+            name: b.expand(len(self.clients), *b.shape).clone() for name, b in self.blueprint.buffers.items()
+        }
+        self._keys = self.keys("batch")
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    def keys(self, purpose: str) -> draws.Keys:
+        """One key per client: what is drawn from it depends on seed, purpose and name alone."""
+        return np.array([draws.key(self.seed, purpose, name) for name in self.names])
+
+    @property
+    def groups(self) -> list[str | int | None]:
+        """The true group of each client, where the user knows it."""
+        return [client.group for client in self.clients]
+
+    @property
+    def start(self) -> Tensor:
+        """X^0 [n, d]: all clients start from the same model."""
+        return self.blueprint.start.repeat(len(self), 1)
+
+    def gradients(
+        self,
+        models: Tensor,
+        clients: Sequence[int] | None = None,
+        round: int = 0,
+        *,
+        pairs: Indices | None = None,
+        step: int = 0,
+        track: bool = True,
+    ) -> Gradients:
+        """Gradients of clients[k]'s loss at models[k], and products for `pairs` [p, 2] of positions in `models`.
+
+        The batch of a client follows from its name, the round and `step`; that of a pair gradient also from the
+        peer's name. With `track`, running statistics move as the policy says; pair gradients never move them.
+        """
+        who = np.arange(len(self)) if clients is None else np.asarray(clients, dtype=np.int64)
+        pairs = np.empty((0, 2), dtype=np.int64) if pairs is None else pairs
+        products = self._products(models, who, pairs, round)
+        rows = torch.empty_like(models)
+        losses = torch.empty(len(who), dtype=models.dtype, device=models.device)
+        keys = draws.combine(self._keys[who], round, step)
+        for chunk in self._chunks(who):
+            chosen = who[chunk]
+            held = {name: b[chosen] for name, b in self.buffers.items()}
+            pieces, losses[chunk] = self.chosen.executor.gradients(
+                _some(models, chunk), self._batch(chosen, keys[chunk]), held, keys[chunk]
+            )
+            _put(rows, chunk, pieces)
+            if track:
+                for name, value in held.items():
+                    self.buffers[name][chosen] = value
+        if track and self.policy == "shared" and self.buffers:
+            average_buffers(self.buffers, who.tolist())
+        self.computed += len(who) + 2 * len(pairs)
+        return Gradients(rows, losses, products)
+
+    def _products(self, models: Tensor, who: Indices, pairs: Indices, round: int) -> Products:
+        """Both clients' gradients at z_ij = (x_i + x_j) / 2, a chunk of pairs at a time: only numbers are kept."""
+        values = torch.empty(3, len(pairs), dtype=models.dtype, device=models.device)
+        i, j = who[pairs[:, 0]], who[pairs[:, 1]]
+        asks = draws.combine(self._keys[i], round, self._keys[j], 1)
+        asked = draws.combine(self._keys[j], round, self._keys[i], 2)
+        sizes = self._train.sizes if self.batch_size is None else np.zeros(len(self), dtype=np.int64)
+        for chunk in _balanced(np.stack([sizes[i], sizes[j]]), max(1, self.models_at_once // 2)):
+            Z = (models[pairs[chunk, 0]] + models[pairs[chunk, 1]]).mul_(0.5)
+            if self.batch_size is None:
+                sides = [self._ask(Z, i[chunk], asks[chunk]), self._ask(Z, j[chunk], asked[chunk])]
+            else:
+                both = self._ask(
+                    Z.repeat(2, 1),
+                    np.concatenate([i[chunk], j[chunk]]),
+                    np.concatenate([asks[chunk], asked[chunk]]),
+                )
+                sides = [[g[: len(Z)] for g in both], [g[len(Z) :] for g in both]]
+            for k, (a, b) in enumerate(((0, 1), (0, 0), (1, 1))):
+                values[k, chunk] = sum(torch.linalg.vecdot(g, h) for g, h in zip(sides[a], sides[b], strict=True))
+        return Products(values[0], values[1].sqrt_(), values[2].sqrt_())
+
+    def _ask(self, models: Tensor, clients: Indices, keys: draws.Keys) -> list[Tensor]:
+        scratch = {name: b[clients] for name, b in self.buffers.items()}
+        return self.chosen.executor.gradients(models, self._batch(clients, keys), scratch, keys)[0]
+
+    def local_steps(
+        self,
+        models: Tensor,
+        clients: Sequence[int] | None = None,
+        round: int = 0,
+        *,
+        steps: int,
+        lr: float,
+        pull: Tensor | None = None,
+        anchors: Tensor | None = None,
+    ) -> Tensor:
+        """Models after `steps` of x <- x - lr (g + pull_i x - anchor_i), each client on its own.
+
+        With pull_i = rho sum_k w_ik and anchor_i = rho sum_k w_ik x_k this is CoBo's step with peers held
+        still; client i never needs a peer's model, only the sum.
+        """
+        X = models.clone()
+        for step in range(steps):
+            G = self.gradients(X, clients, round, step=step).rows
+            if pull is not None:
+                G.addcmul_(pull[:, None], X)
+            if anchors is not None:
+                G.sub_(anchors)
+            X.sub_(G, alpha=lr)
+        return X
+
+    @torch.no_grad()
+    def evaluate(
+        self, models: Tensor, clients: Sequence[int] | None = None, size: int = 1024
+    ) -> list[dict[str, float]]:
+        """For each client: mean loss and accuracy (percent) over its whole test set; empty if it has none."""
+        who = range(len(self)) if clients is None else clients
+        results = []
+        for row, client in enumerate(who):
+            buffers = {name: b[client] for name, b in self.buffers.items()}
+            module = self.blueprint.load(models[row], buffers).eval()
+            results.append(self._measured(module, client, size))
+        return results
+
+    def _measured(self, module: nn.Module, client: int, size: int) -> dict[str, float]:
+        if self._test is None or client not in self._tested:
+            return {}
+        totals: dict[str, float] = {}
+        count = 0
+        for fields in self._test.walk(self._tested.index(client), size):
+            loss, right = self.blueprint.task.measure(module, self._test.layout.build(fields))
+            weight = len(fields[0])
+            count += weight
+            totals["loss"] = totals.get("loss", 0.0) + weight * loss
+            if right is not None:
+                totals["accuracy"] = totals.get("accuracy", 0.0) + weight * 100 * right
+        return {name: total / count for name, total in totals.items()}
+
+    def build(self, models: Tensor) -> dict[str, nn.Module]:
+        """A ready module for every client, by name."""
+        return {
+            name: self.blueprint.build(models[k], {b: rows[k] for b, rows in self.buffers.items()})
+            for k, name in enumerate(self.names)
+        }
+
+    def _batch(self, clients: Indices, keys: draws.Keys) -> Fields:
+        """Samples drawn with replacement, as the paper's xi ~ D_i; or all samples when batch_size is None."""
+        sizes = self._train.sizes[clients]
+        if self.batch_size is None:
+            positions = np.tile(np.arange(sizes[0]), (len(clients), 1))
+        else:
+            positions = draws.integers(keys, sizes, self.batch_size)
+        return self._train.take(clients, positions)
+
+    def _chunks(self, clients: Indices) -> Iterator[Indices]:
+        sizes = self._train.sizes[clients] if self.batch_size is None else np.zeros(len(clients), dtype=np.int64)
+        return _balanced(sizes[None], self.models_at_once)
+
+    def _trial_batch(self) -> Fields:
+        size = self.batch_size or int(self._train.sizes[0])
+        positions = np.arange(max(size, 2))[None] % self._train.sizes[0]
+        return tuple(field[0] for field in self._train.take(np.zeros(1, dtype=np.int64), positions))
+
+    def _check_classes(self) -> None:
+        """Negative class numbers are found here; too large ones need the model, and are found by its outputs."""
+        if not self.blueprint.task.classifies:
+            return
+        module = self.blueprint.module.eval()
+        with torch.no_grad():
+            try:
+                outputs = module(self._trial_batch()[0])
+            except (RuntimeError, ValueError, TypeError, IndexError):
+                return  # try_out says it better
+        classes = outputs.shape[1] if outputs.ndim > 1 else 1
+        for client in self.clients:
+            for samples in (client.train, client.test):
+                if not isinstance(samples, TensorSamples) or samples.fields[1].is_floating_point():
+                    continue
+                low, high = int(samples.fields[1].min()), int(samples.fields[1].max())
+                if low < 0 or high >= classes:
+                    raise DataError(
+                        f"client {client.name!r} has class labels from {low} to {high}, but the model's "
+                        f"{classes} outputs allow 0 to {classes - 1}"
+                    )
+
+
+def _balanced(sizes: Indices, most: int) -> Iterator[Indices]:
+    """Positions in chunks of at most `most`, of nearly equal length, each with equal columns in `sizes` [*, m]."""
+    if sizes.shape[1] == 0:
+        return
+    kinds, kind = np.unique(sizes, axis=1, return_inverse=True)
+    for k in range(kinds.shape[1]):
+        members = np.flatnonzero(kind.reshape(-1) == k)
+        yield from np.array_split(members, -(-len(members) // most))
+
+
+def _some(models: Tensor, chunk: Indices) -> Tensor:
+    """Rows of a chunk, as a view when they are consecutive."""
+    if chunk[-1] - chunk[0] + 1 == len(chunk):
+        return models[chunk[0] : chunk[-1] + 1]
+    return models[chunk]
+
+
+def _put(rows: Tensor, chunk: Indices, pieces: list[Tensor]) -> None:
+    if chunk[-1] - chunk[0] + 1 == len(chunk):
+        torch.cat(pieces, dim=1, out=rows[chunk[0] : chunk[-1] + 1])
+    else:
+        rows[chunk] = torch.cat(pieces, dim=1)

@@ -1,0 +1,19 @@
+"""Local: every client trains alone. What any collaboration has to beat."""
+
+from typing import ClassVar
+
+from cobo.federation import Federation
+from cobo.methods.base import Method, State, names_of, set_aside
+
+
+class Local(Method):
+    """x_i <- x_i - eta g_i."""
+
+    name: ClassVar[str] = "local"
+
+    def round(self, state: State, federation: Federation) -> list[str]:
+        answer = federation.gradients(state.X, round=state.round)
+        aside = set_aside(answer, federation, state.round)
+        with state.untouched(aside):
+            state.descend(answer.rows)
+        return names_of(aside, federation)

@@ -1,0 +1,41 @@
+"""Oracle: FedAvg inside the known groups. What collaboration could give if everyone knew who is who."""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from cobo.collaboration import graph
+from cobo.errors import ConfigError
+from cobo.federation import Federation
+from cobo.methods.base import Method, State, names_of, set_aside
+
+
+class Oracle(Method):
+    """x_i <- x_i - eta sum_k m_ik g_k, with m_ik the share of client k's samples in the group of i (0 outside it).
+
+    All clients start from one model, so the rows of a group stay equal: each group has one shared model, trained by
+    FedAvg (McMahan et al. 2017) with one local step. A client set aside does not contribute that round; the
+    group's model goes on without it.
+    """
+
+    name: ClassVar[str] = "oracle"
+
+    def check(self, federation: Federation, lr: float) -> None:
+        unknown = [c.name for c in federation.clients if c.group is None]
+        if unknown:
+            raise ConfigError(f"oracle needs to know every client's group, but {unknown[0]!r} has none; set group=")
+
+    def start(self, federation: Federation) -> dict[str, Tensor]:
+        return {"weights": torch.from_numpy(graph.oracle(federation.groups)).float()}
+
+    def round(self, state: State, federation: Federation) -> list[str]:
+        answer = federation.gradients(state.X, round=state.round)
+        aside = set_aside(answer, federation, state.round)
+        samples = torch.tensor([len(c.train) for c in federation.clients], dtype=answer.rows.dtype)
+        M = torch.from_numpy(graph.oracle(federation.groups)).to(samples) * samples * ~aside.cpu()
+        total = M.sum(1, keepdim=True)
+        M = (M / total.clamp(min=1)).to(answer.rows)
+        with state.untouched((total[:, 0] == 0).to(aside.device)):
+            state.descend(M @ answer.rows)
+        return names_of(aside, federation)

@@ -1,0 +1,1 @@
+"""What people look at: results.json and tables from what a run left behind."""

@@ -1,0 +1,1 @@
+"""The loop around a method: optimiser, evaluation, events, checkpoints, progress."""

@@ -1,0 +1,107 @@
+"""Checkpoints that survive kill -9: safetensors and JSON, written aside, synced, then renamed.
+
+    checkpoint/round-00000500/state.safetensors   X, the optimiser's and the method's tensors, buffers
+    checkpoint/round-00000500/state.json          round, counters, schedule, client names, checksum of both
+
+The last two complete ones are kept. A torn or edited one is refused by its checksum and the one before is used.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from cobo.errors import CheckpointError
+
+KEEP = 2
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Everything needed to go on as if nothing had happened."""
+
+    tensors: dict[str, Tensor]
+    facts: dict[str, Any]
+
+
+def write(folder: Path, round: int, checkpoint: Checkpoint) -> None:
+    """Write a complete checkpoint of a round, or none at all."""
+    blob = save({name: t.detach().cpu().contiguous() for name, t in checkpoint.tensors.items()})
+    facts = {**checkpoint.facts, "round": round, "state.safetensors": hashlib.sha256(blob).hexdigest()}
+    final = folder / f"round-{round:08d}"
+    aside = folder / f".writing-{round:08d}"
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    write_synced(aside / "state.safetensors", blob)
+    write_synced(aside / "state.json", _sealed(facts))
+    sync_folder(aside)
+    shutil.rmtree(final, ignore_errors=True)
+    os.rename(aside, final)
+    sync_folder(folder)
+    for old in _complete(folder)[:-KEEP]:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def read_latest(folder: Path, refused: Callable[[str], None]) -> Checkpoint | None:
+    """The newest checkpoint that is whole, or None; each one passed over is named to `refused` with the reason."""
+    for candidate in reversed(_complete(folder)):
+        try:
+            return _read(candidate)
+        except CheckpointError as error:
+            refused(str(error))
+    return None
+
+
+def write_synced(path: Path, content: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_atomic(path: Path, content: bytes) -> None:
+    """Replace a file's content so that a reader sees the old or the new, never a part."""
+    aside = path.with_name(f".writing-{path.name}")
+    write_synced(aside, content)
+    os.replace(aside, path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _complete(folder: Path) -> list[Path]:
+    return sorted(folder.glob("round-*")) if folder.is_dir() else []
+
+
+def _sealed(facts: dict[str, Any]) -> bytes:
+    body = json.dumps(facts, sort_keys=True)
+    return json.dumps({"facts": facts, "seal": hashlib.sha256(body.encode()).hexdigest()}, indent=1).encode()
+
+
+def _read(path: Path) -> Checkpoint:
+    try:
+        sealed = json.loads((path / "state.json").read_text())
+        facts = sealed["facts"]
+        body = json.dumps(facts, sort_keys=True)
+        if hashlib.sha256(body.encode()).hexdigest() != sealed["seal"]:
+            raise CheckpointError(f"checkpoint {path.name}: state.json was changed after it was written")
+        blob = (path / "state.safetensors").read_bytes()
+        if hashlib.sha256(blob).hexdigest() != facts["state.safetensors"]:
+            raise CheckpointError(f"checkpoint {path.name}: state.safetensors is torn or was changed")
+        return Checkpoint(load(blob), facts)
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise CheckpointError(f"checkpoint {path.name} cannot be read: {error}") from error

@@ -1,0 +1,115 @@
+"""`cobo.fit`: from clients and a model to one personal model per client."""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from cobo.compute.task import Loss, Objective, Task
+from cobo.errors import CheckpointError, ConfigError
+from cobo.federation import Client, Federation
+from cobo.methods import CoBo, Method
+from cobo.training.architecture import describe
+from cobo.training.events import EventLog, Listener
+from cobo.training.loop import Run
+from cobo.training.progress import LiveProgress
+from cobo.training.result import Result
+from cobo.training.settings import Training
+
+
+def fit(
+    clients: Sequence[Client],
+    *,
+    model: nn.Module | Callable[[], nn.Module],
+    method: Method | None = None,
+    loss: str | Loss = "cross_entropy",
+    objective: Objective | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    listeners: Sequence[Listener] = (),
+    progress: bool = False,
+    label: str | None = None,
+    **training: Any,
+) -> Result:
+    """Train one personal model per client, and learn who should learn from whom.
+
+    `training` takes rounds, lr, batch_size, momentum, weight_decay, optimizer, schedule, seed, evaluate_every,
+    buffers, executor, models_at_once and device, see `cobo.Training`. With `out`, the run is recorded in that
+    folder and can be resumed from its last checkpoint after any kind of end.
+
+    >>> import torch
+    >>> def party(name, slope):
+    ...     x = torch.linspace(-1, 1, 20)[:, None]
+    ...     return Client(name, train=(x, slope * x), test=(x, slope * x))
+    >>> result = fit([party("a", 1.0), party("b", 1.0), party("c", -1.0)], model=nn.Linear(1, 1),
+    ...              loss="mse", rounds=200, lr=0.2)
+    >>> result.groups()
+    [['a', 'b'], ['c']]
+    """
+    method = CoBo() if method is None else method
+    if not isinstance(method, Method):
+        raise ConfigError(f"method = {method!r} should be a method of cobo, such as cobo.CoBo()")
+    settings = Training(**training)
+    federation = Federation(
+        clients,
+        model,
+        task=Task(loss, objective),
+        seed=settings.seed,
+        batch_size=settings.batch_size,
+        buffers=settings.buffers,
+        executor=settings.executor,
+        models_at_once=settings.models_at_once,
+        device=settings.device,
+    )
+    folder = None if out is None else Path(out)
+    if folder is None and resume:
+        raise ConfigError("resume = True needs a folder to resume from; set out=")
+    with ExitStack() as stack:
+        heard = list(listeners)
+        if folder is not None:
+            _claim(folder, resume)
+            heard.append(stack.enter_context(EventLog(folder / "events.jsonl")))
+        if progress:
+            heard.append(stack.enter_context(LiveProgress(label or method.name)))
+        run = Run(federation, method, settings, folder=folder, listeners=heard)
+        if folder is not None and resume:
+            run.restore()
+        run.go()
+    result = _result(run)
+    if folder is not None:
+        result.save(folder)
+    return result
+
+
+def _claim(folder: Path, resume: bool) -> None:
+    """A folder that holds a run is only touched to go on with it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not resume and (folder / "metrics.jsonl").exists():
+        raise CheckpointError(f"{folder} already holds a run; resume it (--resume) or choose another folder")
+
+
+def _result(run: Run) -> Result:
+    X, W = run.output
+    models = run.federation.build(X)
+    names = run.federation.names
+    history = [
+        {
+            **{k: v for k, v in line.items() if k != "clients"},
+            **{f"client_{m}": [line["clients"][n].get(m) for n in names] for m in ("accuracy", "loss")},
+        }
+        for line in run.history
+    ]
+    return Result(
+        names=names,
+        models=models,
+        weights=None if W is None else W.numpy().copy(),
+        history=history,
+        method={"name": run.method.name, **run.method.model_dump()},
+        training={k: v for k, v in run.training.model_dump().items() if not callable(v)},
+        true_groups=run.federation.groups,
+        snapshots=run.snapshots,
+        states={name: module.state_dict() for name, module in models.items()},
+        architecture=describe(next(iter(models.values()))),
+    )

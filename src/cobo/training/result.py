@@ -1,0 +1,111 @@
+"""What a run gives: models by name, who learned from whom, the history, the groups; saved without pickle."""
+
+import copy
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from cobo.collaboration import graph
+from cobo.errors import CheckpointError
+from cobo.training.architecture import Description, rebuild
+from cobo.training.checkpoint import write_atomic
+from cobo.training.loop import pack_weights, unpack_weights
+
+Snapshot = tuple[int, NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outcome of `cobo.fit`; rows and columns of `weights` are in the order of `names`."""
+
+    names: list[str]
+    models: dict[str, nn.Module]
+    weights: NDArray[np.float32] | None
+    history: list[dict[str, Any]]
+    method: dict[str, Any]
+    training: dict[str, Any]
+    true_groups: list[str | int | None] = field(default_factory=list)
+    snapshots: list[Snapshot] = field(default_factory=list, repr=False)
+    states: dict[str, dict[str, Tensor]] = field(default_factory=dict, repr=False)
+    architecture: Description | None = field(default=None, repr=False)
+
+    def groups(self, threshold: float = 0.5) -> list[list[str]]:
+        """The groups that W settles into; without a graph, everyone stands alone."""
+        if self.weights is None:
+            return [[name] for name in self.names]
+        labels = graph.components(self.weights, threshold)
+        return [[n for n, k in zip(self.names, labels, strict=True) if k == g] for g in dict.fromkeys(labels.tolist())]
+
+    def save(self, folder: str | Path) -> None:
+        """Write the result: JSON and safetensors, one file per model. `cobo.load` gives it back."""
+        folder = Path(folder)
+        (folder / "models").mkdir(parents=True, exist_ok=True)
+        for name, state in self.states.items():
+            save_model(folder / "models" / f"{name}.safetensors", state)
+        if self.weights is not None:
+            write_atomic(folder / "weights.safetensors", pack_weights(self.snapshots or [(-1, self.weights)]))
+        facts = {
+            "names": self.names, "method": self.method, "training": self.training, "true_groups": self.true_groups,
+            "architecture": self.architecture,
+            "weights": None if self.weights is None else self.weights.tolist(), "history": self.history,
+        }  # fmt: skip
+        write_atomic(folder / "result.json", json.dumps(facts).encode())
+
+
+def save_model(path: Path, state: dict[str, Tensor]) -> None:
+    save_file({name: t.detach().cpu().contiguous().clone() for name, t in state.items()}, path)
+
+
+def load_result(folder: str | Path, model: nn.Module | Callable[[], nn.Module] | None = None) -> Result:
+    """A result that was saved.
+
+    Models made of torch.nn's own layers are rebuilt from the file; for a class of your own give `model` again.
+    Without either, `states` still holds every model's tensors.
+    """
+    folder = Path(folder)
+    try:
+        facts = json.loads((folder / "result.json").read_text())
+        states = {n: load_file(folder / "models" / f"{n}.safetensors") for n in facts["names"]}
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise CheckpointError(f"{folder} holds no result that can be read: {error}") from error
+    models: dict[str, nn.Module] = _NotRebuilt()
+    if model is not None or facts["architecture"] is not None:
+        for name, state in states.items():
+            module = _empty(model, facts["architecture"])
+            module.load_state_dict(state)
+            models[name] = module.eval()
+    weights = facts["weights"]
+    path = folder / "weights.safetensors"
+    return Result(
+        names=facts["names"],
+        models=models,
+        weights=None if weights is None else np.array(weights, dtype=np.float32),
+        history=facts["history"],
+        method=facts["method"],
+        training=facts["training"],
+        true_groups=facts["true_groups"],
+        snapshots=unpack_weights(path) if path.exists() else [],
+        states=states,
+        architecture=facts["architecture"],
+    )
+
+
+def _empty(model: nn.Module | Callable[[], nn.Module] | None, architecture: Description | None) -> nn.Module:
+    if isinstance(model, nn.Module):
+        return copy.deepcopy(model)
+    return rebuild(architecture or {}) if model is None else model()
+
+
+class _NotRebuilt(dict[str, nn.Module]):
+    """Says what to do when a model is asked for that could not be rebuilt."""
+
+    def __missing__(self, name: str) -> nn.Module:
+        raise CheckpointError(f"model {name!r} has a class of its own; give it again: cobo.load(folder, model=...)")

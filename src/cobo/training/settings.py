@@ -1,0 +1,56 @@
+"""How models are trained, whatever the method: rounds, batches, optimiser, schedule, cadence."""
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import nn
+from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler
+
+from cobo.compute.blueprint import BufferPolicy
+from cobo.compute.executor import Choice
+from cobo.config import Settings
+
+Schedule = Literal["constant", "cosine", "linear"] | Callable[[torch.optim.Optimizer], LRScheduler]
+
+
+class Training(Settings):
+    """Settings of a run that are the same for all methods.
+
+    `evaluate_every` defaults to a hundredth of the rounds; a checkpoint is written at every evaluation.
+    """
+
+    rounds: int = Field(default=1000, ge=1)
+    lr: float = Field(default=0.1, gt=0, allow_inf_nan=False)
+    batch_size: int | None = Field(default=32, ge=1)
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    weight_decay: float = Field(default=0.0, ge=0)
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    schedule: Schedule = "constant"
+    seed: int = Field(default=0, ge=0)
+    evaluate_every: int | None = Field(default=None, ge=1)
+    buffers: BufferPolicy = "local"
+    executor: Choice = "auto"
+    models_at_once: int = Field(default=64, ge=1)
+    device: str = "cpu"
+
+    @property
+    def cadence(self) -> int:
+        return self.evaluate_every or max(1, self.rounds // 100)
+
+    def make_optimizer(self, models: nn.Parameter) -> torch.optim.Optimizer:
+        """torch's own, on the whole matrix: every client steps at once. Decay and pull stay apart from the gradient."""
+        if self.optimizer == "adamw":
+            return torch.optim.AdamW([models], lr=self.lr, weight_decay=self.weight_decay)
+        return torch.optim.SGD([models], lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+
+    def make_schedule(self, optimizer: torch.optim.Optimizer) -> LRScheduler | None:
+        if callable(self.schedule):
+            made: LRScheduler = self.schedule(optimizer)
+            return made
+        if self.schedule == "cosine":
+            return CosineAnnealingLR(optimizer, T_max=self.rounds)
+        if self.schedule == "linear":
+            return LinearLR(optimizer, start_factor=1.0, end_factor=0.0, total_iters=self.rounds)
+        return None
