@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from cobo.compute.allocator import keep_freed_memory
 from cobo.data import DATA
 from cobo.errors import CheckpointError, CoboError, ConfigError, DataError, Interrupted
 from cobo.experiments import EXPERIMENTS, load_experiment
@@ -117,6 +118,7 @@ def data() -> None:
 
 def main() -> None:
     """Run the command line: 0 success, 1 a run failed, 2 bad usage or configuration, 130 stopped by the user."""
+    keep_freed_memory()
     try:
         app()
     except Interrupted as stop:

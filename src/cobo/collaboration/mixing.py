@@ -2,10 +2,14 @@
 
 from typing import Literal
 
+import numpy as np
 import torch
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 Pull = Literal["sum", "mean"]
+Step = Literal["explicit", "implicit"]
 
 
 def laplacian(W: Tensor, pull: Pull) -> Tensor:
@@ -40,9 +44,42 @@ def largest_stable(pull: Pull, n: int, lr: float, *, row_sum: float) -> float:
     return 2 / (lr * largest)
 
 
-def mix(M: Tensor, X: Tensor, columns: int = 8192) -> None:
-    """X <- M X in place, some columns at a time, so that no second copy of X is needed."""
-    M = M.to(X)
-    for start in range(0, X.shape[1], columns):
-        block = X[:, start : start + columns]
-        block.copy_(M @ block)
+def pull_together(X: Tensor, W: Tensor, strength: float, *, pull: Pull, step: Step) -> None:
+    """X <- M X in place, with M the explicit or implicit step of strength eta rho.
+
+    Clients that W does not connect, directly or through others, never mix, so each connected part is done by
+    itself: once W has settled into groups, the cost falls from n^2 d to the sum of the groups' sizes squared.
+    """
+    for members in _connected_parts(W):
+        L = laplacian(W[members][:, members], pull)
+        M = explicit(L, strength) if step == "explicit" else implicit(L, strength)
+        if len(members) == len(X):
+            mix(M.to(X), X)
+        else:
+            rows = X.index_select(0, members.to(X.device))
+            mix(M.to(X), rows)
+            X.index_copy_(0, members.to(X.device), rows)
+
+
+def _connected_parts(W: Tensor) -> list[Tensor]:
+    """The members of each connected part of W with more than one."""
+    if W[0].count_nonzero() == len(W):  # someone is connected to all
+        return [torch.arange(len(W))]
+    connected = csr_array((W != 0).fill_diagonal_(False).numpy())
+    count, part = connected_components(connected, directed=False)
+    parts = [torch.from_numpy(np.flatnonzero(part == k)) for k in range(count)]
+    return [members for members in parts if len(members) > 1]
+
+
+def mix(M: Tensor, X: Tensor, columns: int = 1024, blocks: int = 8) -> None:
+    """X <- M X in place, some blocks of columns at a time, so that no second copy of X is needed.
+
+    One wide GEMM with few rows hardly uses a second core; a batch of narrow ones does (benchmarks/round.py).
+    """
+    whole = X.shape[1] // columns
+    tiles = X[:, : whole * columns].view(len(X), whole, columns).transpose(0, 1)
+    for start in range(0, whole, blocks):
+        tile = tiles[start : start + blocks]
+        tile.copy_(torch.bmm(M.expand(len(tile), *M.shape), tile))
+    rest = X[:, whole * columns :]
+    rest.copy_(M @ rest)

@@ -15,13 +15,13 @@ class Vectorised:
 
     def __init__(self, blueprint: Blueprint, layout: Layout) -> None:
         self._blueprint = blueprint
-        self._lossy = _Loss(blueprint, layout)
-        self._gradients = vmap(grad(self._loss, has_aux=True))
+        self._loss = _Loss(blueprint, layout)
+        self._gradients = vmap(grad(self._one, has_aux=True))
 
-    def _loss(
+    def _one(
         self, parameters: dict[str, Tensor], buffers: Buffers, fields: Fields
     ) -> tuple[Tensor, tuple[Tensor, Buffers]]:
-        loss: Tensor = functional_call(self._lossy, {**parameters, **buffers}, fields)
+        loss: Tensor = functional_call(self._loss, {**parameters, **buffers}, fields)
         return loss, (loss.detach(), buffers)
 
     def gradients(

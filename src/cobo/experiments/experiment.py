@@ -56,7 +56,7 @@ class Experiment(Training):
 
     def plain(self) -> dict[str, Any]:
         """The resolved settings as TOML can hold them: no seed, nothing unset."""
-        return {k: v for k, v in self.model_dump().items() if v is not None and k != "seed"}
+        return {k: v for k, v in self.model_dump(mode="json").items() if v is not None and k != "seed"}
 
 
 def load_experiment(name: str, known: Mapping[str, type[Experiment]], changes: Sequence[str] = ()) -> Experiment:

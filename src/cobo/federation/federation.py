@@ -65,7 +65,7 @@ class Federation:
         batch_size: int | None = 32,
         buffers: BufferPolicy = "local",
         executor: Choice = "auto",
-        models_at_once: int = 64,
+        models_at_once: int = 128,
         device: str | torch.device = "cpu",
     ) -> None:
         self.clients = check_clients(clients)
@@ -115,16 +115,18 @@ class Federation:
         pairs: Indices | None = None,
         step: int = 0,
         track: bool = True,
+        out: Tensor | None = None,
     ) -> Gradients:
         """Gradients of clients[k]'s loss at models[k], and products for `pairs` [p, 2] of positions in `models`.
 
         The batch of a client follows from its name, the round and `step`; that of a pair gradient also from the
         peer's name. With `track`, running statistics move as the policy says; pair gradients never move them.
+        `out` [m, d] receives the rows, if given.
         """
         who = np.arange(len(self)) if clients is None else np.asarray(clients, dtype=np.int64)
         pairs = np.empty((0, 2), dtype=np.int64) if pairs is None else pairs
-        products = self._products(models, who, pairs, round)
-        rows = torch.empty_like(models)
+        rows = torch.empty_like(models) if out is None else out
+        products = self._products(models, who, pairs, round, scratch=rows)
         losses = torch.empty(len(who), dtype=models.dtype, device=models.device)
         keys = draws.combine(self._keys[who], round, step)
         for chunk in self._chunks(who):
@@ -142,26 +144,24 @@ class Federation:
         self.computed += len(who) + 2 * len(pairs)
         return Gradients(rows, losses, products)
 
-    def _products(self, models: Tensor, who: Indices, pairs: Indices, round: int) -> Products:
-        """Both clients' gradients at z_ij = (x_i + x_j) / 2, a chunk of pairs at a time: only numbers are kept."""
+    def _products(self, models: Tensor, who: Indices, pairs: Indices, round: int, scratch: Tensor) -> Products:
+        """Both clients' gradients at z_ij = (x_i + x_j) / 2, a chunk of pairs at a time: only numbers are kept.
+
+        Midpoints are written into `scratch` [m, d], whose rows have another use only later.
+        """
         values = torch.empty(3, len(pairs), dtype=models.dtype, device=models.device)
         i, j = who[pairs[:, 0]], who[pairs[:, 1]]
         asks = draws.combine(self._keys[i], round, self._keys[j], 1)
         asked = draws.combine(self._keys[j], round, self._keys[i], 2)
-        sizes = self._train.sizes if self.batch_size is None else np.zeros(len(self), dtype=np.int64)
-        for chunk in _balanced(np.stack([sizes[i], sizes[j]]), max(1, self.models_at_once // 2)):
-            Z = (models[pairs[chunk, 0]] + models[pairs[chunk, 1]]).mul_(0.5)
-            if self.batch_size is None:
-                sides = [self._ask(Z, i[chunk], asks[chunk]), self._ask(Z, j[chunk], asked[chunk])]
-            else:
-                both = self._ask(
-                    Z.repeat(2, 1),
-                    np.concatenate([i[chunk], j[chunk]]),
-                    np.concatenate([asks[chunk], asked[chunk]]),
-                )
-                sides = [[g[: len(Z)] for g in both], [g[len(Z) :] for g in both]]
-            for k, (a, b) in enumerate(((0, 1), (0, 0), (1, 1))):
-                values[k, chunk] = sum(torch.linalg.vecdot(g, h) for g, h in zip(sides[a], sides[b], strict=True))
+        for chunk in self._chunks(i, j, most=len(scratch)):
+            Z = scratch[: len(chunk)]
+            for k, (a, b) in enumerate(pairs[chunk].tolist()):
+                torch.lerp(models[a], models[b], 0.5, out=Z[k])
+            g_i = self._ask(Z, i[chunk], asks[chunk])
+            g_j = self._ask(Z, j[chunk], asked[chunk])
+            values[0, chunk] = sum(torch.linalg.vecdot(g, h) for g, h in zip(g_i, g_j, strict=True))
+            values[1, chunk] = sum(torch.linalg.vector_norm(g, dim=1).square() for g in g_i)
+            values[2, chunk] = sum(torch.linalg.vector_norm(g, dim=1).square() for g in g_j)
         return Products(values[0], values[1].sqrt_(), values[2].sqrt_())
 
     def _ask(self, models: Tensor, clients: Indices, keys: draws.Keys) -> list[Tensor]:
@@ -237,9 +237,16 @@ class Federation:
             positions = draws.integers(keys, sizes, self.batch_size)
         return self._train.take(clients, positions)
 
-    def _chunks(self, clients: Indices) -> Iterator[Indices]:
-        sizes = self._train.sizes[clients] if self.batch_size is None else np.zeros(len(clients), dtype=np.int64)
-        return _balanced(sizes[None], self.models_at_once)
+    def _chunks(self, *clients: Indices, most: int | None = None) -> Iterator[Indices]:
+        """Positions in chunks of at most `models_at_once`; batches in a chunk have one size."""
+        most = self.models_at_once if most is None else min(most, self.models_at_once)
+        if len(clients[0]) == 0:
+            return
+        sizes = np.stack([self._train.sizes[c] if self.batch_size is None else 0 * c for c in clients])
+        _, kind = np.unique(sizes, axis=1, return_inverse=True)
+        for which in range(kind.max() + 1):
+            members = np.flatnonzero(kind.reshape(-1) == which)
+            yield from (members[k : k + most] for k in range(0, len(members), most))
 
     def _trial_batch(self) -> Fields:
         size = self.batch_size or int(self._train.sizes[0])
@@ -267,16 +274,6 @@ class Federation:
                         f"client {client.name!r} has class labels from {low} to {high}, but the model's "
                         f"{classes} outputs allow 0 to {classes - 1}"
                     )
-
-
-def _balanced(sizes: Indices, most: int) -> Iterator[Indices]:
-    """Positions in chunks of at most `most`, of nearly equal length, each with equal columns in `sizes` [*, m]."""
-    if sizes.shape[1] == 0:
-        return
-    kinds, kind = np.unique(sizes, axis=1, return_inverse=True)
-    for k in range(kinds.shape[1]):
-        members = np.flatnonzero(kind.reshape(-1) == k)
-        yield from np.array_split(members, -(-len(members) // most))
 
 
 def _some(models: Tensor, chunk: Indices) -> Tensor:

@@ -23,6 +23,10 @@ class State:
     rounds: int
     round: int = 0
     tensors: dict[str, Tensor] = field(default_factory=dict)
+    gradient: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.gradient = torch.empty_like(self.models.data)  # written anew in each round, allocated once
 
     @property
     def X(self) -> Tensor:

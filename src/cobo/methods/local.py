@@ -12,7 +12,7 @@ class Local(Method):
     name: ClassVar[str] = "local"
 
     def round(self, state: State, federation: Federation) -> list[str]:
-        answer = federation.gradients(state.X, round=state.round)
+        answer = federation.gradients(state.X, round=state.round, out=state.gradient)
         aside = set_aside(answer, federation, state.round)
         with state.untouched(aside):
             state.descend(answer.rows)
