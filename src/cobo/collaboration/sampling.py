@@ -59,10 +59,9 @@ def draw_pairs(
     n = len(keys)
     if symmetric:
         i, j = np.triu_indices(n, 1)
+        i, j = np.where(keys[i] < keys[j], (i, j), (j, i))  # who comes first in a pair is not a matter of place
         probability = min(1.0, 2 * probability)
-        pair_keys = draws.combine(keys[i] + keys[j], round)  # the same whichever of the two comes first
     else:
         i, j = np.nonzero(np.ones((n, n)) if with_self else ~np.eye(n, dtype=bool))
-        pair_keys = draws.combine(keys[i], keys[j], round)
-    asked = draws.uniform(pair_keys, 1)[:, 0] < probability
+    asked = draws.uniform(draws.combine(keys[i], keys[j], round), 1)[:, 0] < probability
     return np.stack([i[asked], j[asked]], axis=1)

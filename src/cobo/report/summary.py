@@ -132,7 +132,7 @@ COLUMNS = (
     "improved %",
     "recovery %",
     "gradients",
-    "rounds to target",
+    "to target",
     "W error",
     "groups",
     "s",
@@ -164,12 +164,15 @@ def markdown(results: dict[str, Any]) -> str:
 
 
 def terminal(results: dict[str, Any]) -> Table:
+    """The table for 80 columns: the spread over seeds is shown for accuracy only."""
     seeds = len(results["seeds"])
-    table = Table(title=f"{results['experiment']}, {results['rounds']} rounds, {seeds} seed{'s' * (seeds > 1)}")
+    title = f"{results['experiment']}: {results['rounds']} rounds, {seeds} seed{'s' * (seeds > 1)}"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 0, 0, 1), pad_edge=False)
     for k, column in enumerate(COLUMNS):
-        table.add_column(column, justify="left" if k == 0 else "right", no_wrap=True)
-    for row in rows(results):
-        table.add_row(*row)
+        first, _, rest = column.partition(" ")
+        table.add_column(f"{first}\n{rest}", justify="left" if k == 0 else "right", no_wrap=True)
+    for name, accuracy, *others in rows(results):
+        table.add_row(name, accuracy, *(text.partition(" ±")[0] for text in others))
     return table
 
 

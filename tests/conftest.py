@@ -1,0 +1,43 @@
+"""Shared by all tests: one torch thread per test process, and small federations that a person can check by hand."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import cobo
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread():
+    torch.set_num_threads(1)
+
+
+class Point(nn.Module):
+    """A model that is a point x; with `quadratic`, a client's loss is a/2 |x - mu|^2."""
+
+    def __init__(self, start: list[float], dtype: torch.dtype = torch.float64) -> None:
+        super().__init__()
+        self.x = nn.Parameter(torch.tensor(start, dtype=dtype))
+
+
+def quadratic(module: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    return (0.5 * batch["a"] * (module.x - batch["mu"]).square().sum(-1)).mean()
+
+
+def point_client(name: str, mu: list[float], a: float = 1.0, group=None) -> cobo.Client:
+    """All samples are alike, so that stochastic gradients are exact."""
+    data = {"mu": torch.tensor([mu, mu], dtype=torch.float64), "a": torch.tensor([a, a], dtype=torch.float64)}
+    return cobo.Client(name, train=data, test=data, group=group)
+
+
+def blobs(name: str, *, seed: int, flip: bool = False, samples: int = 40, group=None) -> cobo.Client:
+    """Two classes of points in the plane; `flip` swaps the labels."""
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.randint(0, 2, (samples,), generator=generator)
+    x = torch.randn(samples, 2, generator=generator) + 3 * (y[:, None] - 0.5)
+    return cobo.Client(name, train=(x, 1 - y if flip else y), test=(x, 1 - y if flip else y), group=group)

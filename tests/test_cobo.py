@@ -1,0 +1,286 @@
+"""CoBo's mathematics: closed forms, autograd, the plain-Python version, and the properties that define it."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import Point, blobs, point_client, quadratic
+from plain import PlainCoBo
+from torch import nn
+
+import cobo
+from cobo.compute.task import Task
+from cobo.errors import ConfigError
+from cobo.federation import Federation
+from cobo.methods import METHODS, CoBo, State
+from cobo.models import mlp
+
+
+def started(clients, model, method, *, lr=0.1, rounds=1000, objective=None, **options):
+    federation = Federation(clients, model, task=Task(objective=objective), **options)
+    X = nn.Parameter(federation.start)
+    state = State(X, torch.optim.SGD([X], lr=lr), rounds, tensors=method.start(federation))
+    return federation, state
+
+
+def play(method, federation, state, rounds):
+    for _ in range(rounds):
+        method.round(state, federation)
+        state.round += 1
+
+
+def test_one_round_of_two_clients_by_hand():
+    # f_1 = (x - 1)^2 / 2, f_2 = (x + 1)^2 / 2, both at x = 0.5: gradients -0.5 and 1.5, so their product is -0.75.
+    method = CoBo.paper(rho=0.3, gamma=0.2, sampling="every")
+    people = [point_client("one", [1.0]), point_client("two", [-1.0])]
+    federation, state = started(people, Point([0.5]), method, objective=quadratic)
+    play(method, federation, state, 1)
+    w = 1 - 0.2 * 0.75
+    assert state.weights[0, 1].item() == pytest.approx(w)
+    assert state.weights[1, 0].item() == pytest.approx(w)
+    assert state.X.flatten().tolist() == pytest.approx([0.5 + 0.1 * 0.5, 0.5 - 0.1 * 1.5])
+    # Second round, from x_1 = 0.55 and x_2 = 0.35: midpoint 0.45, product (0.45 - 1)(0.45 + 1).
+    play(method, federation, state, 1)
+    w += 0.2 * (0.45 - 1) * (0.45 + 1)
+    assert state.weights[0, 1].item() == pytest.approx(w)
+    x1 = 0.55 - 0.1 * ((0.55 - 1) + 0.3 * w * (0.55 - 0.35))
+    x2 = 0.35 - 0.1 * ((0.35 + 1) + 0.3 * w * (0.35 - 0.55))
+    assert state.X.flatten().tolist() == pytest.approx([x1, x2], abs=1e-7)
+
+
+@pytest.mark.parametrize("mixing", ["explicit", "implicit"])
+def test_two_clients_with_fixed_weights_reach_the_minimum_of_the_outer_problem(mixing):
+    # Stationary: a_i (x_i - mu_i) + rho (x_i - x_j) = 0 for both, a linear system.
+    rho, a, mu = 0.7, (1.0, 3.0), (2.0, -1.0)
+    method = CoBo.paper(rho=rho, gamma=0.0, sampling="every", mixing=mixing)
+    people = [point_client("one", [mu[0]], a[0]), point_client("two", [mu[1]], a[1])]
+    federation, state = started(people, Point([5.0]), method, objective=quadratic, lr=0.1)
+    play(method, federation, state, 400)
+    A = np.array([[a[0] + rho, -rho], [-rho, a[1] + rho]])
+    expected = np.linalg.solve(A, [a[0] * mu[0], a[1] * mu[1]])
+    if mixing == "implicit":  # the proximal step's fixed point: x = M (x - eta g)
+        L = np.array([[1.0, -1], [-1, 1]])
+        step = np.eye(2) + 0.1 * rho * L
+        expected = np.linalg.solve(step - np.eye(2) + 0.1 * np.diag(a), 0.1 * np.array([a[0] * mu[0], a[1] * mu[1]]))
+    assert state.X.flatten().numpy() == pytest.approx(expected, abs=1e-6)
+    assert (state.weights == 1).all()
+
+
+@pytest.mark.parametrize("method", [CoBo.paper(rho=0.5, gamma=0.5, sampling="every"), CoBo(gamma=0.2, rho=1.0)])
+def test_two_groups_of_quadratics_are_told_apart_and_reach_their_centres(method):
+    people = [point_client(f"p{k}", [1.0, 0.0], a=1 + 0.1 * k, group="plus") for k in range(3)]
+    people += [point_client(f"m{k}", [-1.0, 0.5], a=1 + 0.1 * k, group="minus") for k in range(3)]
+    federation, state = started(people, Point([0.3, 0.4]), method, objective=quadratic)
+    play(method, federation, state, 600)
+    expected = torch.tensor([[1.0, 0.0]] * 3 + [[-1.0, 0.5]] * 3, dtype=torch.float64)
+    assert torch.allclose(state.X, expected, atol=1e-4)
+    block = torch.block_diag(torch.ones(3, 3), torch.ones(3, 3))
+    assert torch.allclose(state.weights, block, atol=1e-3)
+
+
+def test_far_away_clients_collaborate_although_their_minima_differ():
+    # Point A of the paper's Figure 1: far from both minima, descent directions agree and w stays 1.
+    method = CoBo.paper(rho=0.1, gamma=0.5, sampling="every")
+    people = [point_client("one", [1.0]), point_client("two", [-1.0])]
+    federation, state = started(people, Point([50.0]), method, objective=quadratic)
+    play(method, federation, state, 5)
+    assert (state.weights == 1).all()
+
+
+def test_one_step_is_the_autograd_gradient_of_the_outer_objective():
+    people = [blobs(n, seed=k, flip=k > 1) for k, n in enumerate("abcd")]
+    method = CoBo.paper(rho=0.6, gamma=0.0, sampling="every")
+    federation, state = started(people, mlp(2, [5], 2), method, batch_size=None, lr=0.05)
+    generator = torch.Generator().manual_seed(0)
+    X = (state.X + 0.3 * torch.randn(state.X.shape, generator=generator)).clone()
+    W = torch.rand(4, 4, generator=generator)
+    W = (W + W.T) / 2
+    state.X.copy_(X)
+    state.tensors |= {"weights": W.clone(), "evidence": W.clone()}
+    play(method, federation, state, 1)
+
+    rows = X.clone().requires_grad_()
+    total = torch.zeros(())
+    for i, client in enumerate(people):
+        parts = federation.blueprint.split(rows[i : i + 1])
+        parameters = {n: p[0] for n, p in zip(federation.blueprint.names, parts, strict=True)}
+        inputs, targets = client.train.fields
+        outputs = torch.func.functional_call(federation.blueprint.module, parameters, (inputs,))
+        total = total + nn.functional.cross_entropy(outputs, targets)
+        for j in range(i + 1, 4):
+            total = total + 0.6 / 2 * W[i, j] * (rows[i] - rows[j]).square().sum()
+    total.backward()
+    assert torch.allclose(state.X, X - 0.05 * rows.grad, atol=1e-6)
+
+
+def test_fast_path_agrees_with_plain_python_over_50_rounds():
+    people = [blobs(n, seed=k, flip=k % 2 == 1) for k, n in enumerate("abcde")]
+    torch.manual_seed(0)
+    model = mlp(2, [8], 2)
+    settings = {"rho": 0.2, "gamma": 0.3}
+    method = CoBo.paper(**settings)
+    federation, state = started(people, model, method, lr=0.1, batch_size=6, seed=3)
+    slow = PlainCoBo(people, model, nn.functional.cross_entropy, **settings, lr=0.1, batch_size=6, seed=3)
+    for t in range(50):
+        play(method, federation, state, 1)
+        slow.round(t)
+        flat = torch.stack([torch.cat([p.flatten() for p in x]) for x in slow.x])
+        assert torch.allclose(state.X, flat, atol=1e-4), t
+        assert torch.allclose(state.weights, torch.tensor(slow.W), atol=1e-4), t
+    assert state.weights.min() < 0.5  # the run did something
+
+
+def test_both_clients_data_are_used_for_a_pair():
+    def product(first, second):
+        federation = Federation([first, second], mlp(2, [4], 2), batch_size=None)
+        return federation.gradients(federation.start, pairs=np.array([[0, 1]])).products.inner.item()
+
+    a, b, other = blobs("a", seed=0), blobs("b", seed=1), blobs("b", seed=1, flip=True)
+    other_a = blobs("a", seed=0, flip=True)
+    assert product(a, b) != pytest.approx(product(a, other), rel=1e-3)
+    assert product(a, b) != pytest.approx(product(other_a, b), rel=1e-3)
+
+
+def test_pair_gradients_are_taken_at_the_midpoint():
+    people = [point_client("one", [1.0]), point_client("two", [-1.0])]
+    federation = Federation(people, Point([0.0]), task=Task(objective=quadratic))
+    X = torch.tensor([[4.0], [2.0]], dtype=torch.float64)
+    products = federation.gradients(X, pairs=np.array([[0, 1]])).products
+    assert products.inner.item() == pytest.approx((3 - 1) * (3 + 1))
+    assert products.norm_i.item() == pytest.approx(2)
+    assert products.norm_j.item() == pytest.approx(4)
+
+
+@pytest.mark.parametrize("mixing", ["explicit", "implicit"])
+def test_zero_weights_equal_local(mixing):
+    people = [blobs(n, seed=k) for k, n in enumerate("abc")]
+    torch.manual_seed(0)
+    model = mlp(2, [4], 2)
+    method = CoBo(gamma=0.0, rho=1.0, mixing=mixing)
+    federation, state = started(people, model, method, batch_size=4)
+    state.tensors |= {"weights": torch.zeros(3, 3), "evidence": torch.zeros(3, 3)}
+    alone = METHODS["local"]()
+    their, theirs = started(people, model, alone, batch_size=4)
+    play(method, federation, state, 30)
+    play(alone, their, theirs, 30)
+    assert torch.equal(state.X, theirs.X)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        CoBo(gamma=0.3),
+        CoBo.paper(gamma=0.3),
+        CoBo(domain="simplex", gamma=0.3),
+        CoBo(domain="simplex", self_weight=True, solver="frank-wolfe", gamma=0.3),
+        CoBo(sampling="mixed", signal="cosine", solver="projected"),
+    ],
+    ids=lambda m: f"{m.domain}-{m.solver}-{m.pairs}",
+)
+def test_permuting_clients_permutes_the_result_and_nothing_else(method):
+    people = [blobs(n, seed=k, flip=k % 2 == 1) for k, n in enumerate("abcde")]
+    order = [3, 0, 4, 2, 1]
+    options = {"model": nn.Sequential(nn.Linear(2, 6), nn.ReLU(), nn.Linear(6, 2)), "rounds": 40, "batch_size": 5}
+    one = cobo.fit(people, method=method, **options)
+    other = cobo.fit([people[k] for k in order], method=method, **options)
+    assert other.names == [one.names[k] for k in order]
+    assert np.allclose(other.weights, one.weights[np.ix_(order, order)], atol=1e-4)
+    for name in one.names:
+        for a, b in zip(one.models[name].parameters(), other.models[name].parameters(), strict=True):
+            assert torch.allclose(a, b, atol=1e-4)
+    assert not np.allclose(one.weights, one.weights[np.ix_(order, order)], atol=1e-3)
+
+
+@pytest.mark.parametrize(("pairs", "per_pair"), [("ordered", 1), ("symmetric", 1)])
+def test_expected_number_of_gradients_per_round(pairs, per_pair):
+    n, rounds = 10, 300
+    people = [point_client(f"c{k}", [float(k)]) for k in range(n)]
+    method = CoBo(pairs=pairs, sampling="constant")
+    federation, state = started(people, Point([0.0]), method, objective=quadratic, batch_size=1)
+    play(method, federation, state, rounds)
+    # n own gradients, and two for each of the n (n - 1) / n pairs expected.
+    expected = n + 2 * (n - 1)
+    assert federation.computed / rounds == pytest.approx(expected, rel=0.03)
+
+
+def test_simplex_rows_stay_on_the_simplex_and_favour_the_ally():
+    people = [point_client("a", [1.0, 0.0]), point_client("b", [1.0, 0.2]), point_client("c", [-1.0, 0.0])]
+    method = CoBo(domain="simplex", gamma=0.1, rho=0.2, sampling="every")
+    federation, state = started(people, Point([0.0, 0.0]), method, objective=quadratic)
+    assert state.weights[0].tolist() == pytest.approx([0.0, 0.5, 0.5])
+    play(method, federation, state, 300)
+    assert torch.allclose(state.weights.sum(1), torch.ones(3), atol=1e-5)
+    assert (state.weights.diagonal() == 0).all()
+    assert state.weights[0, 1] > 0.99
+    assert state.weights[1, 0] > 0.99
+
+
+def test_self_weight_is_asked_with_two_independent_batches():
+    people = [blobs(n, seed=k) for k, n in enumerate("ab")]
+    federation = Federation(people, nn.Linear(2, 2), batch_size=3)
+    products = federation.gradients(federation.start, pairs=np.array([[0, 0]])).products
+    assert products.norm_i.item() != pytest.approx(products.norm_j.item(), rel=1e-3)
+
+
+def test_unstable_explicit_steps_are_refused_with_the_largest_rho():
+    people = [point_client(f"c{k}", [1.0]) for k in range(8)]
+    run = {"model": Point([0.0]), "objective": quadratic, "rounds": 1, "lr": 0.3}
+    with pytest.raises(ConfigError, match=r"needs rho < 0\.833333"):
+        cobo.fit(people, method=CoBo.paper(rho=0.84), **run)
+    cobo.fit(people, method=CoBo.paper(rho=0.83), **run)
+    cobo.fit(people, method=CoBo(rho=1e6), **run)
+    with pytest.raises(ConfigError, match=r"needs rho < 3\.33333"):
+        cobo.fit(people, method=CoBo(mixing="explicit", rho=3.4), **run)
+
+
+def test_the_bound_on_rho_is_sharp():
+    people = [point_client(f"c{k}", [0.0], a=1e-9) for k in range(8)]
+    for rho, shrinks in ((0.82, True), (0.85, False)):
+        method = CoBo.paper(rho=rho, gamma=0.0)
+        federation, state = started(people, Point([0.0]), method, objective=quadratic, lr=0.3)
+        state.X.copy_(torch.linspace(-1, 1, 8, dtype=torch.float64)[:, None])
+        play(method, federation, state, 300)
+        assert (state.X.abs().max() < 1) == shrinks
+
+
+def test_oracle_is_fedavg_inside_the_groups():
+    people = [blobs(n, seed=k, flip=k > 1, samples=20 * (k + 1), group=k > 1) for k, n in enumerate("abcd")]
+    oracle = METHODS["oracle"]()
+    federation, state = started(people, mlp(2, [4], 2), oracle, batch_size=5)
+    G = federation.gradients(federation.start).rows
+    start = federation.start[0]
+    play(oracle, federation, state, 1)
+    expected = start - 0.1 * (20 * G[0] + 40 * G[1]) / 60  # weighted by samples
+    assert torch.allclose(state.X[0], expected, atol=1e-6)
+    assert torch.equal(state.X[0], state.X[1])
+    assert torch.allclose(state.X[2], start - 0.1 * (60 * G[2] + 80 * G[3]) / 140, atol=1e-6)
+
+
+def test_oracle_without_groups_is_refused():
+    with pytest.raises(ConfigError, match="group"):
+        cobo.fit([blobs("a", seed=0), blobs("b", seed=1)], model=nn.Linear(2, 2), method=cobo.Oracle(), rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"rho": -1.0}, "rho = -1.0"),
+        ({"gamma": "fast"}, "gamma = 'fast'"),
+        ({"sampling": "sometimes"}, "'constant', 'time', 'mixed' or 'every'"),
+        ({"domain": "ball"}, "'box' or 'simplex'"),
+        ({"rh0": 1.0}, "no setting 'rh0'"),
+        ({"domain": "simplex", "pairs": "symmetric"}, "pairs = 'ordered'"),
+        ({"self_weight": True}, "domain = 'simplex'"),
+    ],
+)
+def test_wrong_settings_name_the_field_the_value_and_what_is_allowed(settings, words):
+    with pytest.raises(ConfigError) as caught:
+        CoBo(**settings)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_paper_preset_is_algorithm_1():
+    paper = CoBo.paper(rho=0.3)
+    assert (paper.rho, paper.sampling, paper.rate, paper.pairs) == (0.3, "constant", 1.0, "ordered")
+    assert (paper.domain, paper.solver, paper.signal) == ("box", "projected", "inner")
+    assert (paper.pull, paper.mixing) == ("sum", "explicit")

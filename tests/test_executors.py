@@ -1,0 +1,309 @@
+"""Executors give the same numbers, whatever the module; buffers follow their policy; memory stays bounded."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from conftest import blobs
+from torch import nn
+from torch.utils.data import Dataset, TensorDataset
+
+import cobo
+from cobo.errors import ConfigError, DataError
+from cobo.federation import Federation
+from cobo.models import cnn, mlp
+
+
+def images(name: str, seed: int, samples: int = 12) -> cobo.Client:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(samples, 1, 8, 8, generator=generator)
+    return cobo.Client(name, train=(x, torch.randint(0, 3, (samples,), generator=generator)))
+
+
+class Tied(nn.Module):
+    """One weight used twice, one parameter that the loss does not touch, and a constant buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flat = nn.Flatten()
+        self.first = nn.Linear(64, 64)
+        self.last = nn.Linear(64, 64, bias=False)
+        self.last.weight = self.first.weight
+        self.unused = nn.Parameter(torch.ones(3))
+        self.register_buffer("scale", torch.tensor(0.5))
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.first(self.flat(x))))[:, :3] * self.scale
+
+
+def frozen_half() -> nn.Module:
+    module = mlp(64, [16], 3)
+    module[1].requires_grad_(False)
+    return module
+
+
+def batchnorm() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
+
+
+MODULES = {
+    "mlp": lambda: mlp(64, [16], 3),
+    "cnn": lambda: cnn(1, 3, width=4),
+    "groupnorm": lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(144, 3)),
+    "batchnorm": batchnorm,
+    "layernorm": lambda: nn.Sequential(nn.Flatten(), nn.LayerNorm(64), nn.Linear(64, 3)),
+    "tied": Tied,
+    "half frozen": frozen_half,
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_executors_agree_on_gradients_buffers_and_products(name):
+    clients = [images(f"c{k}", k) for k in range(5)]
+    federations = {
+        kind: Federation(clients, MODULES[name], batch_size=4, executor=kind) for kind in ("vectorised", "looped")
+    }
+    generator = torch.Generator().manual_seed(3)
+    start = federations["looped"].start
+    X = start + 0.1 * torch.randn(start.shape, generator=generator)
+    pairs = np.array([[0, 1], [3, 2], [4, 0]])
+    answers = {}
+    for kind, federation in federations.items():
+        assert federation.chosen.executor.name == kind
+        for t in range(2):
+            answers[kind] = federation.gradients(X, round=t, pairs=pairs)
+    a, b = answers["vectorised"], answers["looped"]
+    assert torch.allclose(a.rows, b.rows, atol=1e-5)
+    assert torch.allclose(a.losses, b.losses, atol=1e-5)
+    for field in ("inner", "norm_i", "norm_j"):
+        assert torch.allclose(getattr(a.products, field), getattr(b.products, field), rtol=1e-4, atol=1e-5)
+    for buffer, value in federations["looped"].buffers.items():
+        assert torch.allclose(value.double(), federations["vectorised"].buffers[buffer].double(), atol=1e-5)
+    assert (a.rows != 0).any()
+
+
+def test_gradients_match_autograd_on_the_drawn_batch():
+    client = blobs("a", seed=0, samples=1)  # one sample, so the batch is known
+    federation = Federation([client, blobs("b", seed=1)], nn.Linear(2, 2), batch_size=3)
+    module = nn.Linear(2, 2)
+    federation.blueprint.load(federation.start[0], {})
+    module.load_state_dict({k: v.clone() for k, v in federation.blueprint.module.state_dict().items()})
+    inputs, targets = client.train.fields
+    nn.functional.cross_entropy(module(inputs), targets).backward()
+    expected = torch.cat([module.weight.grad.flatten(), module.bias.grad])
+    assert torch.allclose(federation.gradients(federation.start).rows[0], expected, atol=1e-6)
+
+
+def test_the_rule_and_its_reason():
+    people = [images("a", 0), images("b", 1)]
+    cases = {
+        "mlp": ("vectorised", "many small models"),
+        "cnn": ("looped", "convolutions"),
+    }
+    for name, (kind, word) in cases.items():
+        chosen = Federation(people, MODULES[name], batch_size=4).chosen
+        assert chosen.executor.name == kind
+        assert word in chosen.reason
+    dropout = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 3))
+    assert "random numbers" in Federation(people, dropout, batch_size=4).chosen.reason
+
+    class Branching(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(64, 3)
+
+        def forward(self, x):
+            y = self.layer(x.flatten(1))
+            return y if float(y.detach().sum()) > 0 else 2 * y
+
+    chosen = Federation(people, Branching, batch_size=4).chosen
+    assert chosen.executor.name == "looped"
+    assert "cannot vectorise" in chosen.reason
+
+
+def test_dropout_follows_the_clients_key_and_not_its_place():
+    model = nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+    people = [blobs(n, seed=k) for k, n in enumerate(("a", "b", "c"))]
+    one, other = Federation(people, model, batch_size=4), Federation(people[::-1], model, batch_size=4)
+    torch.manual_seed(123)  # the global generator must not matter, nor be moved
+    before = torch.get_rng_state()
+    first = one.gradients(one.start).rows
+    assert torch.equal(before, torch.get_rng_state())
+    torch.manual_seed(456)
+    assert torch.equal(first, other.gradients(other.start).rows.flip(0))
+    assert not torch.equal(first, one.gradients(one.start, round=1).rows)
+
+
+def test_buffer_policies():
+    people = [images("a", 0), images("b", 1)]
+    local, shared, none = (
+        Federation(people, batchnorm, batch_size=4, buffers=policy) for policy in ("local", "shared", "none")
+    )
+    for federation in (local, shared, none):
+        federation.gradients(federation.start, pairs=np.array([[0, 1]]))
+    mean = local.buffers["1.running_mean"]
+    assert not torch.allclose(mean[0], mean[1])
+    assert (local.buffers["1.num_batches_tracked"] == 1).all()  # pair gradients do not count
+    assert torch.allclose(shared.buffers["1.running_mean"], mean.mean(0).expand_as(mean))
+    assert none.buffers == {}
+    module = local.build(local.start)["a"]
+    assert torch.equal(module[1].running_mean, mean[0])
+    assert none.build(none.start)["a"][1].running_mean is None
+
+
+def test_constant_buffers_exist_once():
+    assert Federation([images("a", 0), images("b", 1)], Tied, batch_size=4).buffers == {}
+
+
+def test_rows_are_processed_in_chunks_of_at_most_the_number_asked_for():
+    people = [blobs(f"c{k}", seed=k) for k in range(7)]
+    whole = Federation(people, nn.Linear(2, 2), batch_size=4)
+    chunked = Federation(people, nn.Linear(2, 2), batch_size=4, models_at_once=2)
+    chunked.blueprint.start.copy_(whole.blueprint.start)
+    seen = []
+    inside = chunked.chosen.executor.gradients
+
+    def spy(models, *others):
+        seen.append(len(models))
+        return inside(models, *others)
+
+    chunked.chosen.executor.gradients = spy
+    pairs = np.array([[0, 1], [2, 3], [4, 5], [5, 6], [6, 0]])
+    a = whole.gradients(whole.start, pairs=pairs)
+    b = chunked.gradients(whole.start, pairs=pairs)
+    assert max(seen) == 2
+    assert torch.allclose(a.rows, b.rows, atol=1e-6)
+    assert torch.allclose(a.products.inner, b.products.inner, atol=1e-6)
+    assert whole.computed == chunked.computed == 7 + 10
+
+
+class Squares(Dataset):
+    """A map-style data set of the user's own."""
+
+    def __len__(self):
+        return 9
+
+    def __getitem__(self, k):
+        return torch.tensor([float(k), 1.0]), k % 2
+
+
+def test_tensors_arrays_and_datasets_give_the_same_gradients():
+    x = torch.stack([Squares()[k][0] for k in range(9)])
+    y = torch.tensor([k % 2 for k in range(9)])
+    kinds = {
+        "tensors": (x, y),
+        "arrays": (x.double().numpy(), y.int().numpy()),
+        "lists": (x.tolist(), y.tolist()),
+        "TensorDataset": TensorDataset(x, y),
+        "Dataset": Squares(),
+    }
+    model = nn.Linear(2, 2)
+    found = {}
+    for kind, data in kinds.items():
+        people = [cobo.Client("a", train=data, test=data), cobo.Client("b", train=(x[:3], y[:3]))]
+        federation = Federation(people, model, batch_size=4)
+        found[kind] = (federation.gradients(federation.start).rows, federation.evaluate(federation.start)[0]["loss"])
+    for rows, loss in found.values():
+        assert torch.allclose(rows, found["tensors"][0], atol=1e-6)
+        assert loss == pytest.approx(found["tensors"][1], abs=1e-6)
+
+
+def test_full_batches_of_different_sizes_are_exact():
+    people = [blobs(n, seed=k, samples=5 + 3 * (k % 2)) for k, n in enumerate("abcd")]
+    federation = Federation(people, nn.Linear(2, 2), batch_size=None)
+    X = federation.start
+    answer = federation.gradients(X, pairs=np.array([[0, 1], [1, 2], [2, 3]]))
+    for k, client in enumerate(people):
+        module = federation.build(X)[client.name]
+        inputs, targets = client.train.fields
+        nn.functional.cross_entropy(module(inputs), targets).backward()
+        expected = torch.cat([module.weight.grad.flatten(), module.bias.grad])
+        assert torch.allclose(answer.rows[k], expected, atol=1e-6)
+    G = answer.rows  # all start from one model, so midpoints are that model
+    expected = torch.stack([G[0] @ G[1], G[1] @ G[2], G[2] @ G[3]])
+    assert torch.allclose(answer.products.inner, expected, atol=1e-6)
+
+
+def test_local_steps_are_sgd_pulled_toward_an_anchor():
+    people = [blobs("a", seed=0), blobs("b", seed=1)]
+    federation = Federation(people, nn.Linear(2, 2), batch_size=4)
+    X = federation.start + torch.arange(12).view(2, 6) / 10
+    pull = torch.tensor([0.5, 2.0])
+    anchors = torch.randn(2, 6, generator=torch.Generator().manual_seed(0))
+    expected = X.clone()
+    for step in range(3):
+        G = federation.gradients(expected, round=7, step=step).rows
+        expected = torch.stack([expected[i] - 0.1 * (G[i] + pull[i] * expected[i] - anchors[i]) for i in range(2)])
+    found = federation.local_steps(X, round=7, steps=3, lr=0.1, pull=pull, anchors=anchors)
+    assert torch.allclose(found, expected, atol=1e-6)
+    assert torch.equal(X, federation.start + torch.arange(12).view(2, 6) / 10)
+
+
+def test_evaluation_covers_the_whole_test_set_with_dropout_off():
+    x = torch.randn(10, 2, generator=torch.Generator().manual_seed(0))
+    y = (x[:, 0] > 0).long()
+    people = [cobo.Client(n, train=(x, y), test=(x, y)) for n in "ab"]
+    model = nn.Sequential(nn.Dropout(0.9), nn.Linear(2, 2))
+    federation = Federation(people, model)
+    module = copy.deepcopy(model).eval()
+    expected = nn.functional.cross_entropy(module(x), y).item()
+    accuracy = 100 * (module(x).argmax(1) == y).float().mean().item()
+    for size in (3, 10, 100):
+        measured = federation.evaluate(federation.start, size=size)
+        assert measured[1]["loss"] == pytest.approx(expected, abs=1e-5)
+        assert measured[1]["accuracy"] == pytest.approx(accuracy, abs=1e-4)
+
+
+def good() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.zeros(4, 2), torch.zeros(4, dtype=torch.long)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: cobo.Client("a", train=(torch.zeros(0, 2), torch.zeros(0))), DataError, "client 'a': train is empty"),
+        (lambda: cobo.Client("a", train=(torch.zeros(3, 2), torch.zeros(2))), DataError, "different lengths [3, 2]"),
+        (lambda: cobo.Client("a", train=(["x"], ["y"])), DataError, "client 'a': train should be"),
+        (lambda: cobo.Client("../up", train=good()), ConfigError, "client name '../up'"),
+        (lambda: cobo.Client("a/b", train=good()), ConfigError, "client name 'a/b'"),
+        (lambda: cobo.Client(".hidden", train=good()), ConfigError, "client name '.hidden'"),
+        (lambda: cobo.Client("", train=good()), ConfigError, "client name ''"),
+        (lambda: Federation([cobo.Client("a", train=good())], nn.Linear(2, 2)), ConfigError, "at least two"),
+        (
+            lambda: Federation([cobo.Client("a", train=good()), cobo.Client("a", train=good())], nn.Linear(2, 2)),
+            ConfigError,
+            "distinct",
+        ),
+        (
+            lambda: Federation(
+                [cobo.Client("a", train=good()), cobo.Client("b", train=(torch.zeros(4, 3), good()[1]))],
+                nn.Linear(2, 2),
+            ),
+            DataError,
+            "client 'b'",
+        ),
+        (
+            lambda: Federation([cobo.Client(n, train=good()) for n in "ab"], nn.Linear(5, 2)),
+            ConfigError,
+            "do not fit the data",
+        ),
+        (
+            lambda: Federation(
+                [cobo.Client("a", train=good()), cobo.Client("b", train=(good()[0], good()[1] + 7))], nn.Linear(2, 2)
+            ),
+            DataError,
+            "client 'b' has class labels from 7 to 7",
+        ),
+        (
+            lambda: Federation([cobo.Client(n, train=good()) for n in "ab"], nn.Linear(2, 2).requires_grad_(False)),
+            ConfigError,
+            "nothing to train",
+        ),
+    ],
+)
+def test_bad_clients_get_one_clear_line(make, error, words):
+    with pytest.raises(error) as caught:
+        make()
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,71 @@
+"""The wheel works where the repository is not; documentation examples run; nothing unsafe is used."""
+
+import doctest
+import importlib
+import pkgutil
+import re
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+import cobo
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.mark.slow
+def test_the_wheel_installs_into_a_clean_environment_and_the_demo_runs(tmp_path):
+    def call(*command, **options):
+        done = subprocess.run(
+            [str(c) for c in command], capture_output=True, text=True, timeout=900, cwd=tmp_path, **options
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    call(sys.executable, "-m", "build", "--wheel", "--outdir", tmp_path / "dist", ROOT)
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    venv.create(tmp_path / "env", with_pip=True)
+    python = tmp_path / "env" / "bin" / "python"
+    call(python, "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt", wheel)
+    where = call(python, "-c", "import cobo; print(cobo.__file__)")
+    assert str(tmp_path / "env") in where
+    out = call(tmp_path / "env" / "bin" / "cobo", "demo", "--out", tmp_path / "demo")
+    for method in ("cobo", "local", "oracle"):
+        assert method in out
+    assert (tmp_path / "demo" / "results.json").exists()
+
+
+def modules() -> list[str]:
+    return [m.name for m in pkgutil.walk_packages(cobo.__path__, "cobo.") if not m.name.endswith("__main__")]
+
+
+@pytest.mark.parametrize("name", modules())
+def test_docstring_examples_are_true(name):
+    assert doctest.testmod(importlib.import_module(name)).failed == 0
+
+
+def test_the_readmes_python_example_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    assert blocks
+    for block in blocks:
+        done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+
+
+def test_nothing_unpickles_or_evaluates():
+    bad = re.compile(r"\bpickle\b\.|import pickle|torch\.load\(|allow_pickle|\beval\(|\bexec\(")
+    for path in (ROOT / "src").rglob("*.py"):
+        found = [line for line in path.read_text().splitlines() if bad.search(line) and ".eval()" not in line]
+        assert not found, path
+
+
+def test_methods_do_no_io_and_know_no_engine():
+    for room in ("methods", "collaboration", "federation", "compute"):
+        for path in (ROOT / "src" / "cobo" / room).glob("*.py"):
+            text = path.read_text()
+            assert not re.search(r"^(from|import) cobo\.(training|engines|report|experiments|cli)", text, re.M), path
+            assert not re.search(r"\bopen\(|print\(", text), path

@@ -1,0 +1,362 @@
+"""The loop: repeatable, resumable, orderly when something goes wrong."""
+
+import json
+import os
+import shutil
+import signal
+import threading
+
+import numpy as np
+import pytest
+import torch
+from conftest import Point, blobs, point_client, quadratic
+from torch import nn
+
+import cobo
+from cobo.errors import CheckpointError, ConfigError, Interrupted, RunError
+from cobo.models import mlp
+from cobo.training.events import TensorBoard
+
+
+def people(count: int = 4):
+    return [blobs(f"c{k}", seed=k, flip=k % 2 == 1, group=k % 2) for k in range(count)]
+
+
+def small(**changes):
+    options = {"model": lambda: mlp(2, [6], 2), "rounds": 30, "batch_size": 5, "lr": 0.1, "evaluate_every": 5}
+    return cobo.fit(people(), **{**options, **changes})
+
+
+def same(a: cobo.Result, b: cobo.Result) -> bool:
+    def plain(history):
+        return [{k: v for k, v in line.items() if k != "seconds"} for line in history]
+
+    models = all(
+        torch.equal(p, q)
+        for name in a.names
+        for p, q in zip(a.models[name].state_dict().values(), b.models[name].state_dict().values(), strict=True)
+    )
+    weights = (a.weights is None and b.weights is None) or np.array_equal(a.weights, b.weights)
+    return models and weights and plain(a.history) == plain(b.history)
+
+
+def test_same_seed_same_bits_and_another_seed_another_run():
+    one = small(seed=1)
+    torch.manual_seed(99)
+    assert same(one, small(seed=1))
+    assert not same(one, small(seed=2))
+
+
+def test_history_has_what_the_contract_says():
+    result = small()
+    assert [line["round"] for line in result.history] == [0, 5, 10, 15, 20, 25, 30]
+    last = result.history[-1]
+    assert {"accuracy", "loss", "gradients", "seconds", "client_accuracy", "client_loss"} <= set(last)
+    assert len(last["client_accuracy"]) == 4
+    assert last["accuracy"] == pytest.approx(np.mean(last["client_accuracy"]))
+    assert 0 <= last["accuracy"] <= 100
+    assert last["gradients"] > 4 * 30
+
+
+def test_models_are_ready_to_use_and_as_good_as_reported():
+    result = small()
+    for k, client in enumerate(people()):
+        inputs, targets = client.test.fields
+        accuracy = 100 * (result.models[client.name](inputs).argmax(1) == targets).float().mean().item()
+        assert accuracy == pytest.approx(result.history[-1]["client_accuracy"][k], abs=1e-4)
+
+
+def test_opposed_groups_are_found():
+    result = small(rounds=400, method=cobo.CoBo(gamma=0.1))
+    assert result.groups() == [["c0", "c2"], ["c1", "c3"]]
+    assert result.history[-1]["accuracy"] > 95
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"method": cobo.CoBo(), "momentum": 0.9},
+        {"method": cobo.CoBo.paper(), "optimizer": "adamw", "lr": 0.01, "schedule": "cosine", "weight_decay": 0.1},
+        {"method": cobo.CoBo(output="uniform"), "schedule": "linear"},
+        {"method": cobo.CoBo(domain="simplex", self_weight=True)},
+        {"method": cobo.Local(), "schedule": lambda o: torch.optim.lr_scheduler.StepLR(o, 7, gamma=0.5)},
+        {"method": cobo.Oracle(), "optimizer": "adamw", "lr": 0.01},
+        {"model": lambda: nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Dropout(0.3), nn.Linear(4, 2))},
+    ],
+    ids=["momentum", "adamw", "uniform", "simplex", "callable schedule", "oracle", "buffers and dropout"],
+)
+def test_a_stopped_and_resumed_run_is_the_same_run(tmp_path, changes):
+    whole = small(out=tmp_path / "whole", **changes)
+
+    def stop(event):
+        if event["event"] == "round" and event["round"] == 17:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted, match="after round 17"):
+        small(out=tmp_path / "parts", listeners=[stop], **changes)
+    resumed = small(out=tmp_path / "parts", resume=True, **changes)
+    assert same(whole, resumed)
+    stored = [tmp_path / name / "metrics.jsonl" for name in ("whole", "parts")]
+    lines = [[{**json.loads(x), "seconds": 0} for x in path.read_text().splitlines()] for path in stored]
+    assert lines[0] == lines[1]
+
+
+def test_what_a_run_leaves_behind(tmp_path):
+    small(out=tmp_path)
+    lines = [json.loads(x) for x in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [x["round"] for x in lines] == [0, 5, 10, 15, 20, 25, 30]
+    assert set(lines[-1]["clients"]) == {"c0", "c1", "c2", "c3"}
+    assert set(lines[-1]["clients"]["c0"]) == {"accuracy", "loss"}
+    assert sorted(p.name for p in (tmp_path / "checkpoint").iterdir()) == ["round-00000025", "round-00000030"]
+    assert sorted(p.name for p in (tmp_path / "models").iterdir()) == [f"c{k}.safetensors" for k in range(4)]
+    events = [json.loads(x)["event"] for x in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert events[0] == "started"
+    assert events[-1] == "finished"
+    started = json.loads((tmp_path / "events.jsonl").read_text().splitlines()[0])
+    assert started["executor"] == "vectorised"
+    files = [p for p in tmp_path.rglob("*") if p.is_file()]
+    assert {p.suffix for p in files} == {".json", ".jsonl", ".safetensors"}
+
+
+def test_a_finished_run_is_not_overwritten(tmp_path):
+    small(out=tmp_path)
+    with pytest.raises(CheckpointError, match="already holds a run"):
+        small(out=tmp_path)
+
+
+def test_resuming_a_finished_run_gives_its_result(tmp_path):
+    assert same(small(out=tmp_path), small(out=tmp_path, resume=True))
+
+
+@pytest.mark.parametrize("damage", ["torn", "edited tensor", "edited facts", "missing", "empty"])
+def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_used(tmp_path, damage):
+    whole = small(out=tmp_path)
+    newest = tmp_path / "checkpoint" / "round-00000030"
+    tensors, facts = newest / "state.safetensors", newest / "state.json"
+    if damage == "torn":
+        tensors.write_bytes(tensors.read_bytes()[:-40])
+    elif damage == "edited tensor":
+        content = bytearray(tensors.read_bytes())
+        content[-1] ^= 1
+        tensors.write_bytes(bytes(content))
+    elif damage == "edited facts":
+        facts.write_text(facts.read_text().replace('"gradients": ', '"gradients": 9'))
+    elif damage == "missing":
+        tensors.unlink()
+    else:
+        facts.write_text("")
+    heard = []
+    resumed = small(out=tmp_path, resume=True, listeners=[heard.append])
+    warnings = [e["message"] for e in heard if e["event"] == "warning"]
+    assert len(warnings) == 1
+    assert "round-00000030" in warnings[0]
+    assert next(e for e in heard if e["event"] == "started")["round"] == 25
+    assert same(whole, resumed)
+
+
+def test_all_checkpoints_damaged_means_from_the_start(tmp_path):
+    whole = small(out=tmp_path)
+    for path in (tmp_path / "checkpoint").glob("*/state.json"):
+        path.write_text("{}")
+    heard = []
+    assert same(whole, small(out=tmp_path, resume=True, listeners=[heard.append]))
+    assert sum(e["event"] == "warning" for e in heard) == 2
+
+
+def test_a_half_written_checkpoint_is_ignored(tmp_path):
+    whole = small(out=tmp_path)
+    half = tmp_path / "checkpoint" / ".writing-00000035"
+    shutil.copytree(tmp_path / "checkpoint" / "round-00000030", half)
+    (half / "state.json").unlink()
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write('{"round": 35, "acc')
+    assert same(whole, small(out=tmp_path, resume=True))
+
+
+def test_resuming_with_other_clients_or_model_is_refused(tmp_path):
+    small(out=tmp_path)
+    with pytest.raises(CheckpointError, match="clients and method"):
+        small(out=tmp_path, resume=True, method=cobo.Local())
+    with pytest.raises(CheckpointError, match="resume with the model"):
+        small(out=tmp_path, resume=True, model=lambda: mlp(2, [7], 2))
+
+
+class Poison(torch.utils.data.Dataset):
+    """Data that turn to NaN while `bad` is set."""
+
+    def __init__(self):
+        self.bad = False
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, k):
+        return torch.tensor([float("nan") if self.bad else float(k), 1.0]), k % 2
+
+
+@pytest.mark.parametrize("method", [cobo.CoBo(sampling="every"), cobo.CoBo.paper(sampling="every"), cobo.Local()])
+def test_a_client_whose_gradient_is_not_finite_is_set_aside_for_that_round(method):
+    poison = Poison()
+    clients = [cobo.Client("sick", train=poison), *(blobs(n, seed=k) for k, n in enumerate("ab"))]
+    seen, events = {}, []
+
+    def listen(event):
+        if event["event"] == "round":
+            poison.bad = event["round"] in (3, 4)  # rounds 4 and 5 will see NaN
+        if event["event"] == "evaluated":
+            seen[event["round"]] = (run[0].state.X.clone(), run[0].state.tensors.get("weights"))
+        if event["event"] == "set aside":
+            events.append((event["round"], event["clients"]))
+
+    run = []
+    original = cobo.training.loop.Run.go
+
+    def go(self):
+        run.append(self)
+        original(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cobo.training.loop.Run, "go", go)
+        cobo.fit(
+            clients, model=lambda: mlp(2, [4], 2), method=method, rounds=8, momentum=0.9, batch_size=3,
+            evaluate_every=1, listeners=[listen], lr=0.05,
+        )  # fmt: skip
+    assert events == [(4, ["sick"]), (5, ["sick"])]
+    for t in (4, 5):
+        assert torch.equal(seen[t][0][0], seen[3][0][0])  # its row is untouched
+        assert not torch.equal(seen[t][0][1], seen[t - 1][0][1])  # the others go on
+        if method.name == "cobo":
+            assert torch.equal(seen[t][1][0], seen[3][1][0])  # and so are its pairs
+            assert torch.equal(seen[t][1][:, 0], seen[3][1][:, 0])
+    assert not torch.equal(seen[6][0][0], seen[5][0][0])
+    assert all(torch.isfinite(x).all() for x, _ in seen.values())
+
+
+def test_when_no_client_is_finite_the_run_stops_and_keeps_the_last_good_checkpoint(tmp_path):
+    poison = [Poison(), Poison()]
+    clients = [cobo.Client(n, train=p) for n, p in zip("ab", poison, strict=True)]
+
+    def listen(event):
+        if event["event"] == "round" and event["round"] == 12:
+            for p in poison:
+                p.bad = True
+
+    options = {"model": lambda: mlp(2, [4], 2), "rounds": 20, "batch_size": 3, "evaluate_every": 5}
+    with pytest.raises(RunError, match="round 12: no client has a finite gradient"):
+        cobo.fit(clients, out=tmp_path, listeners=[listen], **options)
+    assert sorted(p.name for p in (tmp_path / "checkpoint").iterdir()) == ["round-00000005", "round-00000010"]
+    for p in poison:
+        p.bad = False
+    assert cobo.fit(clients, out=tmp_path, resume=True, **options).history[-1]["round"] == 20
+
+
+def test_uniform_output_is_one_of_the_iterates_and_follows_the_seed():
+    clients = [point_client("one", [1.0]), point_client("two", [-1.0])]
+    run = {"model": Point([5.0]), "objective": quadratic, "rounds": 50}
+    path = [cobo.fit(clients, method=cobo.CoBo(), **{**run, "rounds": t}).models["one"].x.item() for t in range(1, 51)]
+    drawn = [
+        cobo.fit(clients, method=cobo.CoBo(output="uniform"), seed=s, **run).models["one"].x.item() for s in range(6)
+    ]
+    assert len(set(drawn)) > 2
+    assert drawn[0] in path
+
+
+def test_adamw_with_a_schedule_is_torchs_own():
+    clients = [point_client("one", [1.0]), point_client("two", [-1.0])]
+    result = cobo.fit(
+        clients, model=Point([5.0]), objective=quadratic, method=cobo.Local(), rounds=25, lr=0.3,
+        optimizer="adamw", weight_decay=0.1, schedule="cosine",
+    )  # fmt: skip
+    x = nn.Parameter(torch.tensor([5.0], dtype=torch.float64))
+    optimizer = torch.optim.AdamW([x], lr=0.3, weight_decay=0.1)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=25)
+    for _ in range(25):
+        x.grad = x.detach() - 1.0
+        optimizer.step()
+        schedule.step()
+    assert result.models["one"].x.item() == pytest.approx(x.item(), abs=1e-9)
+
+
+def test_saved_results_come_back_without_pickle(tmp_path):
+    result = small()
+    result.save(tmp_path)
+    back = cobo.load(tmp_path)
+    assert same(result, back)
+    assert back.groups() == result.groups()
+    assert {p.suffix for p in tmp_path.rglob("*") if p.is_file()} == {".json", ".safetensors"}
+
+
+class Own(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+def test_models_of_a_users_own_class_come_back_when_given_again(tmp_path):
+    result = small(model=Own)
+    result.save(tmp_path)
+    assert same(result, cobo.load(tmp_path, model=Own))
+    with pytest.raises(CheckpointError, match="model="):
+        cobo.load(tmp_path).models["c0"]
+    assert torch.equal(cobo.load(tmp_path).states["c0"]["layer.weight"], result.models["c0"].layer.weight)
+
+
+def test_loading_nonsense_is_one_clear_line(tmp_path):
+    with pytest.raises(CheckpointError, match="holds no result"):
+        cobo.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"rounds": 0}, "rounds = 0"),
+        ({"lr": -1}, "lr = -1"),
+        ({"batch_size": 0}, "batch_size = 0"),
+        ({"momentum": 1.5}, "momentum = 1.5"),
+        ({"optimizer": "lbfgs"}, "'sgd' or 'adamw'"),
+        ({"schedule": "cosign"}, "schedule"),
+        ({"learning_rate": 1}, "no setting 'learning_rate'"),
+        ({"loss": "hinge"}, "loss = 'hinge'"),
+        ({"method": "cobo"}, "method = 'cobo'"),
+        ({"model": 3}, "model = 3"),
+        ({"resume": True}, "out="),
+        ({"buffers": "global"}, "'local', 'shared' or 'none'"),
+    ],
+)
+def test_wrong_settings_get_one_clear_line(changes, words):
+    with pytest.raises(ConfigError) as caught:
+        small(**changes)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_tensorboard_gets_the_metrics(tmp_path):
+    small(listeners=[TensorBoard(tmp_path)])
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board = EventAccumulator(str(tmp_path))
+    board.Reload()
+    assert {"accuracy", "loss", "settled", "accuracy/c0"} <= set(board.Tags()["scalars"])
+    assert [e.step for e in board.Scalars("accuracy")] == [0, 5, 10, 15, 20, 25, 30]
+
+
+def test_fit_works_outside_the_main_thread():
+    results = []
+    thread = threading.Thread(target=lambda: results.append(small()))
+    thread.start()
+    thread.join()
+    assert same(results[0], small())
+
+
+def test_a_short_run_keeps_its_numbers():
+    """A change that should not change results must not; one that should must say so and change these."""
+    result = small(seed=0, rounds=50, method=cobo.CoBo.paper(gamma=0.3))
+    assert result.history[-1]["gradients"] == PINNED["gradients"]
+    assert result.history[-1]["loss"] == pytest.approx(PINNED["loss"], abs=1e-4)
+    assert result.weights[0] == pytest.approx(PINNED["weights"], abs=1e-4)
+
+
+PINNED = {"gradients": 524, "loss": 0.144403, "weights": [1.0, 0.0, 1.0, 0.0]}
