@@ -9,7 +9,7 @@ from scipy.optimize import minimize
 
 from cobo.collaboration import graph, mixing
 from cobo.collaboration.domain import Box, Simplex
-from cobo.collaboration.signal import SIGNALS
+from cobo.collaboration.signal import SIGNALS, overlook_sampling
 from cobo.collaboration.solver import SOLVERS
 from cobo.federation import Products
 
@@ -117,11 +117,42 @@ def test_frank_wolfe_moves_a_share_toward_the_corner_and_leaves_others():
 
 
 def test_signals_by_hand():
-    products = Products(torch.tensor([6.0, -0.02]), torch.tensor([3.0, 0.1]), torch.tensor([4.0, 0.2]))
+    pairs = torch.tensor([[0, 1], [1, 0]])
+    products = Products(pairs, torch.tensor([6.0, -0.02]), torch.tensor([3.0, 0.1]), torch.tensor([4.0, 0.2]))
     assert SIGNALS["inner"](products, 1.0).tolist() == pytest.approx([6.0, -0.02])
     assert SIGNALS["cosine"](products, 1.0).tolist() == pytest.approx([0.5, -1.0])
     assert SIGNALS["clipped"](products, 1.0).tolist() == pytest.approx([0.5, -0.02])
     assert SIGNALS["clipped"](products, 2.0).tolist() == pytest.approx([2.0, -0.02])
+
+
+def test_correction_is_the_cosine_that_sampling_alone_causes():
+    """c clients of one distribution at the minimum of their joint loss, simulated: the corrected mean is zero."""
+    c, m, b, d, trials = 3, 12, 4, 5, 4000
+    generator = torch.Generator().manual_seed(0)
+    corrected, raw = [], []
+    for _ in range(trials):
+        X = torch.randn(c, m, d, generator=generator)  # samples; f_i(x) = mean |x - sample|^2 / 2
+        gradients = X.mean((0, 1)) - X  # per sample, at the joint minimum
+        drawn = torch.randint(0, m, (2, b), generator=generator)
+        g, h = gradients[0, drawn[0]].mean(0), gradients[1, drawn[1]].mean(0)
+        products = Products(torch.tensor([[0, 1]]), (g @ h)[None], g.norm()[None], h.norm()[None])
+        # By itself the square of the norm is what the derivation uses; its mean is compared here.
+        square = Products(products.pairs, products.inner, (g @ g)[None], torch.ones(1))
+        raw.append(products.inner.item())
+        samples = torch.full((c,), m)
+        corrected.append(overlook_sampling(square, torch.ones(c, c), samples, torch.tensor(b), 1.0).inner.item())
+    error = 3 * np.std(corrected) / trials**0.5
+    assert np.mean(raw) < -3 * np.std(raw) / trials**0.5
+    assert abs(np.mean(corrected)) < error
+
+
+def test_correction_forgives_connected_pairs_only_and_never_full_opposition():
+    opposed = Products(torch.tensor([[0, 1]]), torch.tensor([-4.0]), torch.tensor([2.0]), torch.tensor([2.0]))
+    samples, batch = torch.tensor([10, 10]), torch.tensor(10)
+    together = overlook_sampling(opposed, torch.ones(2, 2), samples, batch, 1.5)
+    apart = overlook_sampling(opposed, torch.eye(2), samples, batch, 1.5)
+    assert together.inner.item() == pytest.approx(-4 + 4 * 1.5 * 0.5 / 1.5)
+    assert apart.inner.item() == -4
 
 
 def test_laplacian_is_the_penaltys_derivative():

@@ -31,8 +31,9 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Products:
-    """For each pair (i, j): the inner product of both clients' gradients at the midpoint, and their norms."""
+    """For each pair (i, j) [p, 2]: the inner product of both clients' gradients at the midpoint, and their norms."""
 
+    pairs: Tensor
     inner: Tensor
     norm_i: Tensor
     norm_j: Tensor
@@ -102,6 +103,11 @@ class Federation:
         return [client.group for client in self.clients]
 
     @property
+    def samples(self) -> Tensor:
+        """How many training samples each client has."""
+        return torch.from_numpy(self._train.sizes)
+
+    @property
     def start(self) -> Tensor:
         """X^0 [n, d]: all clients start from the same model."""
         return self.blueprint.start.repeat(len(self), 1)
@@ -162,7 +168,7 @@ class Federation:
             values[0, chunk] = sum(torch.linalg.vecdot(g, h) for g, h in zip(g_i, g_j, strict=True))
             values[1, chunk] = sum(torch.linalg.vector_norm(g, dim=1).square() for g in g_i)
             values[2, chunk] = sum(torch.linalg.vector_norm(g, dim=1).square() for g in g_j)
-        return Products(values[0], values[1].sqrt_(), values[2].sqrt_())
+        return Products(torch.from_numpy(pairs), values[0], values[1].sqrt_(), values[2].sqrt_())
 
     def _ask(self, models: Tensor, clients: Indices, keys: draws.Keys) -> list[Tensor]:
         scratch = {name: b[clients] for name, b in self.buffers.items()}

@@ -32,7 +32,7 @@ class Oracle(Method):
     def round(self, state: State, federation: Federation) -> list[str]:
         answer = federation.gradients(state.X, round=state.round, out=state.gradient)
         aside = set_aside(answer, federation, state.round)
-        samples = torch.tensor([len(c.train) for c in federation.clients], dtype=answer.rows.dtype)
+        samples = federation.samples.to(answer.rows.dtype)
         M = torch.from_numpy(graph.oracle(federation.groups)).to(samples) * samples * ~aside.cpu()
         total = M.sum(1, keepdim=True)
         M = (M / total.clamp(min=1)).to(answer.rows)
