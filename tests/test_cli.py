@@ -81,6 +81,10 @@ def test_settings_reach_experiment_and_method(tmp_path):
     assert code == 0, err
     stored = tomllib.loads((tmp_path / "experiment.toml").read_text())
     assert (stored["samples"], stored["methods"]["cobo"]["rho"], stored["optimizer"]) == (40, 0.25, "adamw")
+    code, _, err = run("run", "digits", "--rounds", "2", "--out", str(tmp_path / "paper"), "--set", "cobo.preset=paper")
+    assert code == 0, err
+    literal = json.loads((tmp_path / "paper" / "cobo" / "seed-0" / "result.json").read_text())["method"]
+    assert (literal["solver"], literal["pairs"], literal["rho"]) == ("projected", "ordered", 5.0)
     result = json.loads((tmp_path / "cobo" / "seed-0" / "result.json").read_text())
     assert result["method"]["rho"] == 0.25
     assert result["training"]["lr"] == 0.01
@@ -99,6 +103,7 @@ def test_settings_reach_experiment_and_method(tmp_path):
         (["run", "digits", "--set", "samples=100000"], "samples = 100000"),
         (["run", "digits", "--set", "groups=11"], "groups = 11"),
         (["run", "digits", "--rounds", "0"], "rounds = 0"),
+        (["run", "digits", "--set", "cobo.preset=best"], "preset = 'best'"),
         (["compare", "digits", "--methods", "cobo,magic"], "method 'magic' is not known"),
         (["report", "."], "holds no experiment.toml"),
         (["run", "digits", "--set", "cobo.mixing=explicit", "--set", "cobo.rho=1000"], "needs rho < 33.3333"),

@@ -323,6 +323,7 @@ def test_loading_nonsense_is_one_clear_line(tmp_path):
         ({"method": "cobo"}, "method = 'cobo'"),
         ({"model": 3}, "model = 3"),
         ({"resume": True}, "out="),
+        ({"device": "cuda:77"}, "device = 'cuda:77'"),
         ({"buffers": "global"}, "'local', 'shared' or 'none'"),
     ],
 )

@@ -28,7 +28,7 @@ class Parts(NamedTuple):
 class Experiment(Training):
     """Settings of an experiment: those of training, its own, and a table for each method.
 
-    A method's table may also hold settings of training (its own learning rate, say).
+    A method's table may also hold settings of training (its own learning rate, say), and `preset = "paper"`.
     """
 
     what: ClassVar[str]
@@ -45,8 +45,13 @@ class Experiment(Training):
         """A method with the settings that this experiment gives it."""
         if name not in METHODS:
             raise ConfigError(f"method {name!r} is not known; it should be one of {', '.join(METHODS)}")
-        table = self.methods.get(name, {})
-        return METHODS[name](**{k: v for k, v in table.items() if k not in Training.model_fields})
+        kind = METHODS[name]
+        own = {k: v for k, v in self.methods.get(name, {}).items() if k not in Training.model_fields}
+        preset = own.pop("preset", None)
+        if preset is not None and preset not in kind.presets:
+            known = ", ".join(kind.presets) or "none"
+            raise ConfigError(f"{name}: preset = {preset!r} is not known; there is: {known}")
+        return kind(**{**kind.presets.get(preset, {}), **own})
 
     def training(self, name: str, seed: int) -> dict[str, Any]:
         """The settings of training for one method and seed."""

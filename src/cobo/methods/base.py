@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -69,6 +69,7 @@ class Method(Settings, ABC):
     """Base of all methods: frozen settings, and pure rules over a `State`."""
 
     name: ClassVar[str]
+    presets: ClassVar[dict[str, dict[str, Any]]] = {}
 
     def check(self, federation: Federation, lr: float) -> None:
         """Refuse, with a `ConfigError`, what cannot work for this federation and learning rate."""

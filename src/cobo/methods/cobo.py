@@ -37,6 +37,13 @@ class CoBo(Method):
     """
 
     name: ClassVar[str] = "cobo"
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "paper": {
+            "rho": 0.05, "gamma": 0.01, "sampling": "constant", "rate": 1.0, "switch": 0.002, "pairs": "ordered",
+            "domain": "box", "solver": "projected", "signal": "inner", "correction": 0.0, "pull": "sum",
+            "mixing": "explicit", "output": "last",
+        }
+    }  # fmt: skip
 
     rho: float = Field(default=0.5, ge=0, allow_inf_nan=False)
     gamma: float = Field(default=0.05, ge=0, allow_inf_nan=False)
@@ -63,11 +70,7 @@ class CoBo(Method):
         The last iterate is returned, as in the paper's experiments; its theory draws one (`output="uniform"`).
         Its mixed strategy switches after 0.2 % of the rounds. rho and gamma are those of the published code.
         """
-        literal: dict[str, Any] = {
-            "rho": 0.05, "gamma": 0.01, "sampling": "constant", "rate": 1.0, "switch": 0.002, "pairs": "ordered",
-            "solver": "projected", "signal": "inner", "correction": 0.0, "pull": "sum", "mixing": "explicit",
-        }  # fmt: skip
-        return cls(**{**literal, **changes})
+        return cls(**{**cls.presets["paper"], **changes})
 
     @model_validator(mode="before")
     @classmethod

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler
 
@@ -34,6 +34,16 @@ class Training(Settings):
     executor: Choice = "auto"
     models_at_once: int = Field(default=128, ge=1)
     device: str = "cpu"
+
+    @field_validator("device")
+    @classmethod
+    def _can_be_used(cls, device: str) -> str:
+        try:
+            torch.empty(1, device=device)
+        except (RuntimeError, AssertionError) as error:
+            reason = str(error).splitlines()[0]
+            raise ValueError(f"a device that torch can use here, such as 'cpu' ({reason})") from None
+        return device
 
     @property
     def cadence(self) -> int:
