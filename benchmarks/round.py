@@ -2,9 +2,11 @@
 
     python benchmarks/round.py
 
-For each case: the time of a CoBo round over the time of the same number of bare gradients (models and batches
-lying ready, the faster executor), the peak of memory beyond X in multiples of n d 4 bytes, and for the MLP how many
-times faster the round is than the plain-Python version in tests/plain.py. Medians of interleaved repetitions.
+A round is compared with the same number of gradients, computed right after it, in two ways: *bare*, by the faster
+executor on models and batches that lie ready; and *asked*, `Federation.gradients` on models that lie ready, which draws
+the batches too. Both deliver rows [m, d]. W is all ones ("start": everyone mixes with everyone, the dearest case) or
+has settled into groups of eight. Ratios are medians over repetitions, so that a noisy machine does little harm.
+Also: the peak of memory beyond X, and how many times faster than the plain-Python version in tests/plain.py.
 """
 
 import gc
@@ -13,6 +15,7 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -24,112 +27,141 @@ from plain import PlainCoBo
 
 import cobo
 from cobo import draws
+from cobo.compute.allocator import keep_freed_memory
 from cobo.compute.looped import Looped
 from cobo.compute.vectorised import Vectorised
 from cobo.federation import Federation
 from cobo.methods import State
 from cobo.models import cnn, mlp
 
-ROUNDS = 30
+ROUNDS = 60
+GROUP = 8
 
 
 def clients(n: int, shape: tuple[int, ...]) -> list[cobo.Client]:
+    """Groups of eight that label the same clusters differently."""
     generator = torch.Generator().manual_seed(0)
-    return [
-        cobo.Client(
-            f"client{k}",
-            train=(torch.randn(200, *shape, generator=generator), torch.randint(0, 10, (200,), generator=generator)),
-        )
-        for k in range(n)
-    ]
+    centres = torch.randn(10, *shape, generator=generator)
+    people = []
+    for k in range(n):
+        y = torch.randint(0, 10, (200,), generator=generator)
+        x = centres[y] + torch.randn(200, *shape, generator=generator)
+        people.append(cobo.Client(f"client{k}", train=(x, (y + k // GROUP) % 10), group=k // GROUP))
+    return people
 
 
-def median_ratio(over: list[float], under: list[float]) -> float:
-    return float(np.median(over) / np.median(under))
-
-
-def timed(action) -> float:
+def timed(action: Callable[[], object]) -> float:
     begun = time.perf_counter()
     action()
     return time.perf_counter() - begun
 
 
-def resident() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def peak_beyond(action) -> int:
+def peak_beyond(action: Callable[[], object]) -> int:
     """Bytes by which the resident set peaks above where it stood before (Linux: the high-water mark is reset)."""
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")
-    before = resident()
+    before = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     action()
     line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmHWM"))
     return int(line.split()[1]) * 1024 - before
 
 
-def case(name: str, model: nn.Module, n: int, shape: tuple[int, ...], batch: int, plain: bool) -> None:
-    people = clients(n, shape)
-    method = cobo.CoBo(sampling="constant", rho=0.5, gamma=0.01)
-    federation = Federation(people, model, batch_size=batch)
-    X = nn.Parameter(federation.start)
-    state = State(X, torch.optim.SGD([X], lr=0.1), rounds=1000, tensors=method.start(federation))
+def memory() -> None:
+    """Peak beyond X and the data in the first rounds, before any freed memory is kept."""
+    federation = Federation(clients(80, (784,)), mlp(784, [64], 10), batch_size=32)
+    method, X = cobo.CoBo(sampling="constant"), nn.Parameter(federation.start)
 
-    def cobo_round() -> None:
-        method.round(state, federation)
-        state.round += 1
+    def rounds() -> None:
+        state = State(X, torch.optim.SGD([X], lr=0.01), rounds=1000, tensors=method.start(federation))
+        for state.round in range(5):
+            method.round(state, federation)
 
-    first = peak_beyond(cobo_round)
-    before = federation.computed
-    cobo_round()
-    computed = federation.computed - before
+    multiple = peak_beyond(rounds) / (X.numel() * 4)
+    print(f"MLP 784-64-10, n = 80: peak memory beyond X {multiple:.2f} x n d 4 bytes")
 
-    rows = state.X[torch.randint(0, n, (3 * n,))].contiguous()
-    keys = draws.combine(federation.keys("batch")[np.arange(3 * n) % n], 0)
-    fields = federation._batch(np.arange(3 * n) % n, keys)
-    executors = [kind(federation.blueprint, federation._train.layout) for kind in (Looped, Vectorised)]
-    out = torch.empty_like(rows)
 
-    def bare(executor, count: int) -> None:
-        for a in range(0, count, federation.models_at_once):
-            part = slice(a, min(a + federation.models_at_once, count))
-            pieces, _ = executor.gradients(rows[part], tuple(f[part] for f in fields), {}, keys[part])
-            torch.cat(pieces, 1, out=out[part])
+class Case:
+    """One model and number of clients, with everything that is timed."""
 
-    times: dict[str, list[float]] = {"round": [], "looped": [], "vectorised": []}
-    per_gradient = []
-    for executor in executors:
-        bare(executor, n)
-    for _ in range(ROUNDS):
-        before = federation.computed
-        seconds = timed(cobo_round)
-        computed = federation.computed - before
-        times["round"].append(seconds / computed)
-        for executor in executors:
-            count = min(computed, 3 * n)
-            times[executor.name].append(timed(lambda e=executor, c=count: bare(e, c)) / count)
-        per_gradient.append(seconds)
-    faster = min(("looped", "vectorised"), key=lambda k: np.median(times[k]))
-    print(f"{name}: n = {n}, d = {federation.blueprint.size:,}, batch {batch}")
-    print(f"  executor by rule {federation.chosen.executor.name}, faster here {faster}")
-    for kind in ("looped", "vectorised"):
-        print(f"  bare gradient, {kind}: {1e3 * np.median(times[kind]):.3f} ms")
-    print(f"  round / same number of bare gradients: {median_ratio(times['round'], times[faster]):.2f}")
-    print(f"  peak memory beyond X: {first / (n * federation.blueprint.size * 4):.2f} x n d 4 bytes")
+    def __init__(self, model: nn.Module, n: int, shape: tuple[int, ...], batch: int) -> None:
+        self.people = clients(n, shape)
+        self.method = cobo.CoBo(sampling="constant")
+        self.federation = Federation(self.people, model, batch_size=batch)
+        X = nn.Parameter(self.federation.start)
+        tensors = self.method.start(self.federation)
+        self.state = State(X, torch.optim.SGD([X], lr=0.01), rounds=1000, tensors=tensors)
+        who = np.arange(5 * n) % n
+        keys = draws.combine(self.federation.keys("batch")[who], 0)
+        self.ready = (self.state.X[torch.from_numpy(who)], who, keys, self.federation._batch(who, keys))
+        self.out = torch.empty_like(self.ready[0])
+        layout = self.federation._train.layout
+        self.executors = {kind.name: kind(self.federation.blueprint, layout) for kind in (Looped, Vectorised)}
+
+    def settle(self) -> None:
+        block = torch.tensor([[float(a.group == b.group) for b in self.people] for a in self.people])
+        self.state.tensors |= {"weights": block, "evidence": 3 * block - 1}
+
+    def round(self) -> int:
+        before = self.federation.computed
+        self.method.round(self.state, self.federation)
+        self.state.round += 1
+        return self.federation.computed - before
+
+    def bare(self, kind: str, count: int) -> None:
+        rows, _, keys, fields = self.ready
+        for a in range(0, count, self.federation.models_at_once):
+            part = slice(a, min(a + self.federation.models_at_once, count))
+            given = (rows[part], tuple(f[part] for f in fields), {}, keys[part])
+            torch.cat(self.executors[kind].gradients(*given)[0], 1, out=self.out[part])
+
+    def asked(self, count: int) -> None:
+        rows, who, _, _ = self.ready
+        self.federation.gradients(rows[:count], who[:count], out=self.out[:count], track=False)
+
+
+def compare(case: Case, kind: str) -> tuple[float, float, float]:
+    to_bare, to_asked, seconds = [], [], []
+    for k in range(ROUNDS + 5):
+        begun = time.perf_counter()
+        count = case.round()
+        taken = time.perf_counter() - begun
+        bare, asked = timed(lambda c=count: case.bare(kind, c)), timed(lambda c=count: case.asked(c))
+        if k >= 5:
+            to_bare.append(taken / bare)
+            to_asked.append(taken / asked)
+            seconds.append(taken)
+    return float(np.median(to_bare)), float(np.median(to_asked)), float(np.median(seconds))
+
+
+def report(name: str, model: nn.Module, n: int, shape: tuple[int, ...], batch: int, plain: bool) -> None:
+    case = Case(model, n, shape, batch)
+    print(f"{name}: n = {n}, d = {case.federation.blueprint.size:,}, batch {batch}")
+    per = {kind: np.median([timed(lambda k=kind: case.bare(k, n)) for _ in range(9)]) / n for kind in case.executors}
+    kind = min(per, key=per.get)
+    print(
+        f"  bare gradient: looped {1e3 * per['looped']:.3f} ms, vectorised {1e3 * per['vectorised']:.3f} ms;", end=" "
+    )
+    print(f"the rule takes {case.federation.chosen.executor.name}")
+    for when in ("start", "settled"):
+        if when == "settled":
+            case.settle()
+        to_bare, to_asked, seconds = compare(case, kind)
+        print(f"  W at {when}: round / bare gradients {to_bare:.2f}, round / asked gradients {to_asked:.2f}")
     if plain:
-        slow = PlainCoBo(
-            people, model, nn.functional.cross_entropy, rho=0.01, gamma=0.01, lr=0.1, batch_size=batch, seed=0
-        )
-        seconds = [timed(lambda t=t: slow.round(t)) for t in range(3)]
-        print(f"  plain Python round / round: {median_ratio(seconds, per_gradient):.1f}")
+        loss = nn.functional.cross_entropy
+        slow = PlainCoBo(case.people, model, loss, rho=0.01, gamma=0.01, lr=0.1, batch_size=batch, seed=0)
+        waited = float(np.median([timed(lambda t=t: slow.round(t)) for t in range(3)]))
+        print(f"  plain Python round / round: {waited / seconds:.1f}")
 
 
 def main() -> None:
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     print(f"commit {commit}, {platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}")
     torch.manual_seed(0)
-    case("MLP 784-64-10", mlp(784, [64], 10), 80, (784,), 32, plain=True)
-    case("small CNN 28x28", cnn(1, 10), 8, (1, 28, 28), 32, plain=False)
+    memory()
+    keep_freed_memory()
+    report("MLP 784-64-10", mlp(784, [64], 10), 80, (784,), 32, plain=True)
+    report("small CNN 28x28", cnn(1, 10), 8, (1, 28, 28), 32, plain=False)
 
 
 if __name__ == "__main__":
