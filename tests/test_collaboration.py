@@ -1,5 +1,7 @@
 """Domains, solvers, signals and mixing against brute force and closed forms."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -151,6 +153,8 @@ def test_correction_forgives_connected_pairs_only_and_never_full_opposition():
     samples, batch = torch.tensor([10, 10]), torch.tensor(10)
     together = overlook_sampling(opposed, torch.ones(2, 2), samples, batch, 1.5)
     apart = overlook_sampling(opposed, torch.eye(2), samples, batch, 1.5)
+    myself = replace(opposed, pairs=torch.tensor([[0, 0]]))
+    assert overlook_sampling(myself, torch.ones(2, 2), samples, batch, 1.5).inner.item() == -4
     assert together.inner.item() == pytest.approx(-4 + 4 * 1.5 * 0.5 / 1.5)
     assert apart.inner.item() == -4
 
@@ -205,4 +209,7 @@ def test_groups_and_scores_of_a_graph():
     assert graph.weights_error(W, ["a", "a", "b", "b", "c"]) == pytest.approx(2 * 0.7 / 20)
     assert graph.groups_score(W, ["a", "a", "b", "b", "c"]) < 1
     assert graph.settled(W, W) == 1
+    weak = np.full((4, 4), 0.2)
+    assert len(set(graph.components(weak))) == 4  # weak is weak on the box,
+    assert len(set(graph.components(weak, relative=True))) == 1  # but equal shares on a simplex
     assert graph.settled(W, graph.oracle(["a", "a", "b", "b", "c"])) == pytest.approx(18 / 20)

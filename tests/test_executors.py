@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 import cobo
+from cobo.compute.task import Task
 from cobo.errors import ConfigError, DataError
 from cobo.federation import Federation
 from cobo.models import cnn, mlp
@@ -152,6 +153,97 @@ def test_buffer_policies():
     assert none.build(none.start)["a"][1].running_mean is None
 
 
+class Reassigning(nn.Module):
+    """Keeps a running mean by putting a new tensor in the place of the old one."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.register_buffer("mean", torch.zeros(2))
+
+    def forward(self, x):
+        if self.training:
+            self.mean = 0.5 * self.mean + 0.5 * x.mean(0).detach()
+        return self.layer(x - self.mean)
+
+
+def test_buffers_that_are_replaced_stay_with_their_client():
+    people = [blobs(n, seed=k) for k, n in enumerate("abc")]
+    model = Reassigning()
+    one, other = Federation(people, model, batch_size=4), Federation(people[::-1], model, batch_size=4)
+    assert one.chosen.executor.name == "looped"
+    for t in range(3):
+        a, b = (f.gradients(f.start, round=t).rows for f in (one, other))
+    assert torch.equal(a, b.flip(0))
+    assert torch.equal(one.buffers["mean"], other.buffers["mean"].flip(0))
+    assert not torch.equal(one.buffers["mean"][0], one.buffers["mean"][1])
+
+
+@pytest.mark.parametrize("policy", ["local", "shared"])
+def test_statistics_are_not_touched_by_a_batch_that_is_not_finite(policy):
+    x, y = torch.randn(8, 2, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 2
+    sick = cobo.Client("sick", train=(x * torch.nan, y))
+    people = [sick, cobo.Client("a", train=(x, y)), cobo.Client("b", train=(x + 1, y))]
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+    federation = Federation(people, model, batch_size=4, buffers=policy)
+    answer = federation.gradients(federation.start)
+    assert answer.finite.tolist() == [False, True, True]
+    mean = federation.buffers["1.running_mean"]
+    assert torch.isfinite(mean).all()
+    if policy == "local":
+        assert (mean[0] == 0).all()
+    assert (mean[1] != 0).any()
+
+
+def test_what_is_not_trained_exists_once():
+    federation = Federation([images("a", 0), images("b", 1)], frozen_half, batch_size=4)
+    models = federation.build(federation.start)
+    assert models["a"][1].weight.data_ptr() == models["b"][1].weight.data_ptr()
+    assert models["a"][3].weight.data_ptr() != models["b"][3].weight.data_ptr()
+
+
+def test_dict_batches_are_matched_by_key():
+    x, y = torch.randn(6, 2, generator=torch.Generator().manual_seed(0)), torch.randn(6, 2)
+    people = [cobo.Client("a", train={"x": x, "y": y}), cobo.Client("b", train={"y": y, "x": x})]
+
+    def objective(module, batch):
+        return (module(batch["x"]) - batch["y"]).square().mean()
+
+    federation = Federation(people, nn.Linear(2, 2), task=Task(objective=objective), batch_size=None)
+    rows = federation.gradients(federation.start).rows
+    assert torch.equal(rows[0], rows[1])
+    with pytest.raises(DataError, match="client 'c'"):
+        Federation([*people, cobo.Client("c", train=(x, y))], nn.Linear(2, 2), task=Task(objective=objective))
+
+
+class Squares(Dataset):
+    """A map-style data set of the user's own."""
+
+    def __len__(self):
+        return 9
+
+    def __getitem__(self, k):
+        return torch.tensor([float(k), 1.0]), k % 2
+
+
+class Augmented(Squares):
+    """Adds noise from the global generators of torch and numpy."""
+
+    def __getitem__(self, k):
+        x, y = super().__getitem__(k)
+        return x + torch.randn(2) + np.random.randn(), y
+
+
+def test_augmentation_follows_the_key_and_not_the_global_generators():
+    people = [cobo.Client("a", train=Augmented()), cobo.Client("b", train=Augmented())]
+    federation = Federation(people, nn.Linear(2, 2), batch_size=4)
+    one = federation.gradients(federation.start, round=1).rows
+    torch.manual_seed(5)
+    np.random.seed(5)
+    assert torch.equal(one, federation.gradients(federation.start, round=1).rows)
+    assert not torch.equal(one, federation.gradients(federation.start, round=2).rows)
+
+
 def test_constant_buffers_exist_once():
     assert Federation([images("a", 0), images("b", 1)], Tied, batch_size=4).buffers == {}
 
@@ -176,16 +268,6 @@ def test_rows_are_processed_in_chunks_of_at_most_the_number_asked_for():
     assert torch.allclose(a.rows, b.rows, atol=1e-6)
     assert torch.allclose(a.products.inner, b.products.inner, atol=1e-6)
     assert whole.computed == chunked.computed == 7 + 10
-
-
-class Squares(Dataset):
-    """A map-style data set of the user's own."""
-
-    def __len__(self):
-        return 9
-
-    def __getitem__(self, k):
-        return torch.tensor([float(k), 1.0]), k % 2
 
 
 def test_tensors_arrays_and_datasets_give_the_same_gradients():
@@ -295,6 +377,47 @@ def good() -> tuple[torch.Tensor, torch.Tensor]:
             DataError,
             "client 'b' has class labels from 7 to 7",
         ),
+        (
+            lambda: Federation(
+                [cobo.Client("north", train=good()), cobo.Client("North", train=good())], nn.Linear(2, 2)
+            ),
+            ConfigError,
+            "'north' and 'North'",
+        ),
+        (
+            lambda: Federation([cobo.Client(n, train=torch.zeros(4, 2)) for n in "ab"], nn.Linear(2, 2)),
+            ConfigError,
+            "objective=",
+        ),
+        (
+            lambda: Federation([cobo.Client(n, train=good()) for n in "ab"], nn.Linear),
+            ConfigError,
+            "model() could not be made",
+        ),
+        (
+            lambda: Federation([cobo.Client(n, train=good()) for n in "ab"], nn.LazyLinear(2)),
+            ConfigError,
+            "lazy layers",
+        ),
+        (
+            lambda: Federation(
+                [cobo.Client(n, train=good()) for n in "ab"],
+                nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)),
+                batch_size=1,
+            ),
+            ConfigError,
+            "more than 1 value",
+        ),
+        (
+            lambda: Federation(
+                [cobo.Client(n, train=(torch.zeros(4, 2), torch.zeros(4))) for n in "ab"],
+                nn.Linear(2, 1),
+                task=Task("mse"),
+            ),
+            ConfigError,
+            "differ in shape",
+        ),
+        (lambda: cobo.Client("a", train=good(), group=1.5), ConfigError, "group = 1.5"),
         (
             lambda: Federation([cobo.Client(n, train=good()) for n in "ab"], nn.Linear(2, 2).requires_grad_(False)),
             ConfigError,

@@ -57,7 +57,7 @@ def test_the_readmes_python_example_runs(tmp_path, monkeypatch):
 
 
 def test_nothing_unpickles_or_evaluates():
-    bad = re.compile(r"\bpickle\b\.|import pickle|torch\.load\(|allow_pickle|\beval\(|\bexec\(")
+    bad = re.compile(r"\bpickle\.\w|import pickle|torch\.load\(|allow_pickle|\beval\(|\bexec\(")
     for path in (ROOT / "src").rglob("*.py"):
         found = [line for line in path.read_text().splitlines() if bad.search(line) and ".eval()" not in line]
         assert not found, path
@@ -68,4 +68,4 @@ def test_methods_do_no_io_and_know_no_engine():
         for path in (ROOT / "src" / "cobo" / room).glob("*.py"):
             text = path.read_text()
             assert not re.search(r"^(from|import) cobo\.(training|engines|report|experiments|cli)", text, re.M), path
-            assert not re.search(r"\bopen\(|print\(", text), path
+            assert not re.search(r"\bopen\(|\bprint\(", text), path

@@ -14,6 +14,8 @@ from torch import nn
 
 import cobo
 from cobo.errors import CheckpointError, ConfigError, Interrupted, RunError
+from cobo.federation import Federation
+from cobo.methods import State
 from cobo.models import mlp
 from cobo.training.events import TensorBoard
 
@@ -81,9 +83,30 @@ def test_opposed_groups_are_found():
         {"method": cobo.CoBo(domain="simplex", self_weight=True)},
         {"method": cobo.Local(), "schedule": lambda o: torch.optim.lr_scheduler.StepLR(o, 7, gamma=0.5)},
         {"method": cobo.Oracle(), "optimizer": "adamw", "lr": 0.01},
+        {"schedule": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.2, total_steps=31), "momentum": 0.9},
+        {
+            "schedule": lambda o: torch.optim.lr_scheduler.SequentialLR(
+                o,
+                [
+                    torch.optim.lr_scheduler.LinearLR(o, 0.1, total_iters=5),
+                    torch.optim.lr_scheduler.MultiStepLR(o, [5, 12, 18]),
+                ],
+                milestones=[5],
+            )
+        },
         {"model": lambda: nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Dropout(0.3), nn.Linear(4, 2))},
     ],
-    ids=["momentum", "adamw", "uniform", "simplex", "callable schedule", "oracle", "buffers and dropout"],
+    ids=[
+        "momentum",
+        "adamw",
+        "uniform",
+        "simplex",
+        "callable schedule",
+        "oracle",
+        "one cycle",
+        "sequential",
+        "buffers and dropout",
+    ],
 )
 def test_a_stopped_and_resumed_run_is_the_same_run(tmp_path, changes):
     whole = small(out=tmp_path / "whole", **changes)
@@ -173,12 +196,72 @@ def test_a_half_written_checkpoint_is_ignored(tmp_path):
     assert same(whole, small(out=tmp_path, resume=True))
 
 
-def test_resuming_with_other_clients_or_model_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"method": cobo.Local()}, "method = 'cobo', not 'local'"),
+        ({"method": cobo.CoBo(rho=0.7)}, "cobo.rho = 0.5, not 0.7"),
+        ({"model": lambda: mlp(2, [7], 2)}, "parameters"),
+        ({"lr": 0.2}, "lr = 0.1, not 0.2"),
+        ({"seed": 3}, "seed = 0, not 3"),
+        ({"rounds": 40}, "rounds = 30, not 40"),
+        ({"optimizer": "adamw"}, "optimizer = 'sgd', not 'adamw'"),
+    ],
+)
+def test_resuming_with_other_settings_is_refused_by_name(tmp_path, changes, words):
     small(out=tmp_path)
-    with pytest.raises(CheckpointError, match="clients and method"):
-        small(out=tmp_path, resume=True, method=cobo.Local())
-    with pytest.raises(CheckpointError, match="resume with the model"):
-        small(out=tmp_path, resume=True, model=lambda: mlp(2, [7], 2))
+    with pytest.raises(CheckpointError) as caught:
+        small(out=tmp_path, resume=True, **changes)
+    assert words in str(caught.value)
+
+
+def test_a_run_from_damaged_checkpoints_can_itself_be_resumed(tmp_path):
+    whole = small(out=tmp_path / "whole")
+    small(out=tmp_path / "run")
+    for path in (tmp_path / "run" / "checkpoint").glob("*/state.json"):
+        path.write_text("{}")
+
+    def stop(event):
+        if event["event"] == "round" and event["round"] == 12:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        small(out=tmp_path / "run", resume=True, listeners=[stop])
+    heard = []
+    assert same(whole, small(out=tmp_path / "run", resume=True, listeners=[heard.append]))
+    assert next(e for e in heard if e["event"] == "started")["round"] == 12
+
+
+def test_damaged_metrics_are_named(tmp_path):
+    small(out=tmp_path)
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    (tmp_path / "metrics.jsonl").write_text("\n".join([lines[0], "12", *lines[2:]]) + "\n")
+    with pytest.raises(CheckpointError, match="line 2"):
+        small(out=tmp_path, resume=True)
+
+
+def test_w_is_kept_about_200_times_at_most(tmp_path):
+    result = small(rounds=1000, evaluate_every=1, out=tmp_path)
+    assert [t for t, _ in result.snapshots] == list(range(0, 1001, 5))
+    assert len(result.history) == 1001
+
+
+def test_a_plateau_schedule_is_refused():
+    with pytest.raises(ConfigError, match="ReduceLROnPlateau"):
+        small(schedule=torch.optim.lr_scheduler.ReduceLROnPlateau)
+
+
+def test_a_schedule_that_leaves_the_stable_range_is_refused_when_it_does():
+    rising = {"schedule": lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda t: 1.0 + t)}
+    with pytest.raises(ConfigError, match="needs rho <"):
+        small(method=cobo.CoBo.paper(rho=1.0), rounds=100, **rising)
+
+
+def test_fit_leaves_the_users_generators_alone():
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    small()
+    assert torch.equal(before, torch.get_rng_state())
 
 
 class Poison(torch.utils.data.Dataset):
@@ -198,13 +281,16 @@ class Poison(torch.utils.data.Dataset):
 def test_a_client_whose_gradient_is_not_finite_is_set_aside_for_that_round(method):
     poison = Poison()
     clients = [cobo.Client("sick", train=poison), *(blobs(n, seed=k) for k, n in enumerate("ab"))]
-    seen, events = {}, []
+    seen, momenta, events = {}, {}, []
 
     def listen(event):
         if event["event"] == "round":
             poison.bad = event["round"] in (3, 4)  # rounds 4 and 5 will see NaN
         if event["event"] == "evaluated":
             seen[event["round"]] = (run[0].state.X.clone(), run[0].state.tensors.get("weights"))
+            buffers = run[0].state.optimizer.state.get(run[0].state.models, {})
+            if "momentum_buffer" in buffers:
+                momenta[event["round"]] = buffers["momentum_buffer"][0].clone()
         if event["event"] == "set aside":
             events.append((event["round"], event["clients"]))
 
@@ -229,7 +315,39 @@ def test_a_client_whose_gradient_is_not_finite_is_set_aside_for_that_round(metho
             assert torch.equal(seen[t][1][0], seen[3][1][0])  # and so are its pairs
             assert torch.equal(seen[t][1][:, 0], seen[3][1][:, 0])
     assert not torch.equal(seen[6][0][0], seen[5][0][0])
+    assert momenta[5].equal(momenta[3])  # its momentum is untouched, and not zero
+    assert (momenta[3] != 0).any()
     assert all(torch.isfinite(x).all() for x, _ in seen.values())
+
+
+def test_a_client_set_aside_does_not_pull_the_others():
+    poison = Poison()
+    poison.bad = True
+    clients = [cobo.Client("sick", train=poison), *(blobs(n, seed=k) for k, n in enumerate("ab"))]
+    for mixing in ("explicit", "implicit"):
+        method = cobo.CoBo(rho=1.0, mixing=mixing, gamma=0.0)
+        federation = Federation(clients, mlp(2, [4], 2), batch_size=3)
+        moved = []
+        for far in (0.0, 100.0):
+            X = nn.Parameter(federation.start)
+            X.data[0] += far
+            state = State(X, torch.optim.SGD([X], lr=0.1), 10, tensors=method.start(federation))
+            assert method.round(state, federation) == ["sick"]
+            moved.append(state.X[1:].clone())
+        assert torch.equal(*moved)
+
+
+def test_oracle_averages_over_the_members_that_are_finite():
+    poison = Poison()
+    poison.bad = True
+    clients = [cobo.Client("sick", train=poison, group=0), *(blobs(n, seed=k, group=0) for k, n in enumerate("ab"))]
+    federation = Federation(clients, mlp(2, [4], 2), batch_size=3)
+    G = federation.gradients(federation.start).rows
+    X = nn.Parameter(federation.start)
+    method = cobo.Oracle()
+    state = State(X, torch.optim.SGD([X], lr=0.1), 10, tensors=method.start(federation))
+    assert method.round(state, federation) == ["sick"]
+    assert torch.allclose(state.X, (federation.start[0] - 0.1 * (G[1] + G[2]) / 2).expand(3, -1), atol=1e-6)
 
 
 def test_when_no_client_is_finite_the_run_stops_and_keeps_the_last_good_checkpoint(tmp_path):
@@ -259,6 +377,14 @@ def test_uniform_output_is_one_of_the_iterates_and_follows_the_seed():
     ]
     assert len(set(drawn)) > 2
     assert drawn[0] in path
+    result = small(method=cobo.CoBo(output="uniform", gamma=0.3), seed=1)
+    inputs, targets = people()[0].test.fields
+    accuracy = 100 * (result.models["c0"](inputs).argmax(1) == targets).float().mean().item()
+    assert accuracy == pytest.approx(result.history[-1]["client_accuracy"][0], abs=1e-4)
+    both = [
+        [small(method=cobo.CoBo(output=output), seed=s).weights for output in ("uniform", "last")] for s in range(4)
+    ]
+    assert any(not np.array_equal(early, late) for early, late in both)
 
 
 def test_adamw_with_a_schedule_is_torchs_own():
@@ -304,6 +430,32 @@ def test_models_of_a_users_own_class_come_back_when_given_again(tmp_path):
     assert torch.equal(cobo.load(tmp_path).states["c0"]["layer.weight"], result.models["c0"].layer.weight)
 
 
+def test_shared_layers_and_other_types_come_back_as_they_were(tmp_path):
+    relu = nn.ReLU()
+    model = nn.Sequential(nn.Linear(2, 4), relu, nn.Linear(4, 2), relu).double()
+    result = small(model=model)
+    result.save(tmp_path)
+    back = cobo.load(tmp_path)
+    x = torch.randn(5, 2, dtype=torch.float64)
+    assert torch.equal(result.models["c0"](x), back.models["c0"](x))
+
+
+def test_a_frozen_base_is_saved_once(tmp_path):
+    model = nn.Sequential(nn.Linear(2, 50).requires_grad_(False), nn.Linear(50, 2))
+    result = small(model=model, out=tmp_path)
+    assert set(result.states["c0"]) == {"1.weight", "1.bias"}
+    assert set(result.shared) == {"0.weight", "0.bias"}
+    assert same(result, cobo.load(tmp_path))
+    with pytest.raises(CheckpointError, match="does not fit"):
+        cobo.load(tmp_path, model=nn.Linear(3, 3))
+
+
+def test_groups_may_be_numpy_numbers(tmp_path):
+    clients = [blobs(n, seed=k, group=np.int64(k % 2)) for k, n in enumerate("abcd")]
+    cobo.fit(clients, model=nn.Linear(2, 2), rounds=2, out=tmp_path)
+    assert cobo.load(tmp_path).true_groups == [0, 1, 0, 1]
+
+
 def test_loading_nonsense_is_one_clear_line(tmp_path):
     with pytest.raises(CheckpointError, match="holds no result"):
         cobo.load(tmp_path)
@@ -323,6 +475,8 @@ def test_loading_nonsense_is_one_clear_line(tmp_path):
         ({"method": "cobo"}, "method = 'cobo'"),
         ({"model": 3}, "model = 3"),
         ({"resume": True}, "out="),
+        ({"out": 5}, "out = 5"),
+        ({"out": __file__}, "cannot be used as a folder"),
         ({"device": "cuda:77"}, "device = 'cuda:77'"),
         ({"buffers": "global"}, "'local', 'shared' or 'none'"),
     ],

@@ -6,13 +6,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
+import click
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from cobo.compute.allocator import keep_freed_memory
 from cobo.data import DATA
-from cobo.errors import CheckpointError, CoboError, ConfigError, DataError, Interrupted
+from cobo.errors import CheckpointError, CoboError, ConfigError, DataError, Interrupted, RunError
 from cobo.experiments import EXPERIMENTS, load_experiment
 from cobo.experiments.runner import run as run_one
 from cobo.methods import METHODS
@@ -120,15 +121,22 @@ def main() -> None:
     """Run the command line: 0 success, 1 a run failed, 2 bad usage or configuration, 130 stopped by the user."""
     keep_freed_memory()
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        sys.exit(2)
+    except click.ClickException as error:
+        _fail(f"{error.format_message()} (see `cobo --help`)", 2)
     except Interrupted as stop:
         _fail(str(stop), 130)
     except (ConfigError, DataError, CheckpointError) as error:
         _fail(str(error), 2)
     except CoboError as error:
         _fail(str(error), 1)
-    except KeyboardInterrupt:
-        _fail("stopped by the user", 130)
+    except OSError as error:
+        _fail(f"{error.filename or 'a file'}: {error.strerror}; nothing that was written before is lost", 1)
+    except (KeyboardInterrupt, click.Abort):
+        _fail("stopped by the user; what was written stays, and --resume goes on from it", 130)
 
 
 def _compare(
@@ -154,8 +162,10 @@ class _resumable:  # noqa: N801, reads as a verb where it is used
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, CoboError) and not isinstance(error, (ConfigError, DataError, CheckpointError)):
+        if isinstance(error, Interrupted):
             error.args = (f"{error}; go on with the same command and --resume (written to {self._folder})",)
+        elif isinstance(error, RunError):
+            error.args = (f"{error} (what was written before stays in {self._folder})",)
 
 
 def _changes(changes: list[str] | None, rounds: int | None) -> list[str]:

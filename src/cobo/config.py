@@ -10,7 +10,9 @@ from cobo.errors import ConfigError
 class Settings(BaseModel):
     """Base of every group of settings: methods, training, experiments."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=False, arbitrary_types_allowed=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=False, allow_inf_nan=False, arbitrary_types_allowed=True
+    )
 
     def __init__(self, **values: Any) -> None:
         try:

@@ -6,9 +6,13 @@ in one go. Nothing here remembers anything: a run can be stopped, resumed, reord
 and draws the same numbers.
 """
 
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import blake2b
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 Keys = NDArray[np.uint64]
@@ -21,9 +25,9 @@ _M2 = np.uint64(0x94D049BB133111EB)
 def key(seed: int, purpose: str, *names: str) -> np.uint64:
     """The key of a purpose and names under a seed.
 
-    >>> key(0, "batch", "north") == key(0, "batch", "north")
+    >>> int(key(0, "batch", "north")) == int(key(0, "batch", "north"))
     True
-    >>> key(0, "batch", "north") == key(0, "batch", "south")
+    >>> int(key(0, "batch", "north")) == int(key(0, "batch", "south"))
     False
     """
     text = "\x1f".join([str(int(seed)), purpose, *names])
@@ -53,6 +57,22 @@ def integers(keys: Keys, bounds: NDArray[np.int64], count: int) -> NDArray[np.in
 def torch_seed(keys: Keys | np.uint64) -> int:
     """A seed for torch's own generators (initialisation, dropout)."""
     return int(keys) & 0x7FFF_FFFF_FFFF_FFFF
+
+
+@contextmanager
+def seeded(key: np.uint64 | Keys) -> Iterator[None]:
+    """Inside, the global generators of torch, numpy and random follow the key; afterwards they are as before."""
+    seed = torch_seed(key)
+    numpy_state, python_state = np.random.get_state(), random.getstate()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        np.random.seed(seed & 0xFFFF_FFFF)
+        random.seed(seed)
+        try:
+            yield
+        finally:
+            np.random.set_state(numpy_state)
+            random.setstate(python_state)
 
 
 def _finalise(x: Keys) -> Keys:

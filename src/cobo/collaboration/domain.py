@@ -62,8 +62,7 @@ class Simplex:
         return self.shift(Y).clamp(min=0)
 
     def vertex(self, S: Tensor, W: Tensor, asked: Tensor) -> Tensor:
-        """All weight on the peer that agrees most; peers not asked say 0; ties share it; silent rows stay."""
-        S = torch.where(asked, S, torch.zeros_like(S))
+        """All weight on the peer that agrees most; ties share it; rows in which nobody was asked stay."""
         if not self.self_weight:
             S = S.clone().fill_diagonal_(-torch.inf)
         best = (S.max(dim=1, keepdim=True).values == S).to(W)

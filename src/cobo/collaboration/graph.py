@@ -11,14 +11,14 @@ from sklearn.metrics import adjusted_rand_score
 Matrix = NDArray[np.floating]
 
 
-def components(W: Matrix, threshold: float = 0.5) -> NDArray[np.int64]:
+def components(W: Matrix, threshold: float = 0.5, *, relative: bool = False) -> NDArray[np.int64]:
     """The group number of each client: connected components of the pairs whose mean weight is at least threshold.
 
-    Rows on a simplex are compared with `threshold` times their largest entry, since they have no scale of their own.
+    `relative` divides each row by its largest entry, for rows on a simplex, which have no scale of their own.
     """
     A = np.array(W, dtype=np.float64)
     np.fill_diagonal(A, 0)
-    if len(A) > 2 and np.all(A.sum(1) <= 1 + 1e-4) and A.max() < 1 - 1e-4:
+    if relative:
         A = A / np.maximum(A.max(axis=1, keepdims=True), 1e-12)
     _, labels = connected_components(csr_array(np.where(threshold <= (A + A.T) / 2, 1, 0)), directed=False)
     return labels.astype(np.int64)
@@ -35,9 +35,9 @@ def weights_error(W: Matrix, groups: Sequence[str | int | None]) -> float:
     return float(np.abs(W - oracle(groups))[off].mean())
 
 
-def groups_score(W: Matrix, groups: Sequence[str | int | None]) -> float:
+def groups_score(W: Matrix, groups: Sequence[str | int | None], *, relative: bool = False) -> float:
     """Adjusted Rand index of the groups found against the known ones: 1 when they are the same."""
-    return float(adjusted_rand_score([str(g) for g in groups], components(W)))
+    return float(adjusted_rand_score([str(g) for g in groups], components(W, relative=relative)))
 
 
 def settled(W: Matrix, before: Matrix | None, tolerance: float = 0.01) -> float:

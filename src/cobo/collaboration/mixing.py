@@ -1,5 +1,6 @@
 """How W pulls models: the penalty's matrix, and its explicit or implicit step on all rows at once."""
 
+import math
 from typing import Literal
 
 import numpy as np
@@ -41,7 +42,7 @@ def largest_stable(pull: Pull, n: int, lr: float, *, row_sum: float) -> float:
     For weights in [0, 1] summed, lambda is at most n; when each row's weights sum to at most 1, at most 2.
     """
     largest = 2.0 if pull == "mean" or row_sum <= 1 else float(n)
-    return 2 / (lr * largest)
+    return 2 / (lr * largest) if lr > 0 else math.inf
 
 
 def pull_together(X: Tensor, W: Tensor, strength: float, *, pull: Pull, step: Step) -> None:

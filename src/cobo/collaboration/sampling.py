@@ -1,8 +1,8 @@
 """Which pairs are asked in a round: the sampling strategies of the paper's Table 1.
 
 A schedule gives the probability with which an *ordered* pair is asked in round t = 0, 1, ... of T. When pairs are
-symmetric, an unordered pair stands for two ordered ones and is asked with twice the probability, so that both
-settings compute the same expected number of gradients.
+symmetric, an unordered pair stands for two ordered ones and is asked with twice the probability (at most 1), so that
+both settings compute the same expected number of gradients as long as that probability is at most one half.
 """
 
 from collections.abc import Callable

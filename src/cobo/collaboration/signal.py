@@ -27,7 +27,7 @@ def overlook_sampling(products: Products, W: Tensor, samples: Tensor, batch: Ten
     share = 1 / (1 + (degree[i] + degree[j]) / 2)
     ratio = (samples / batch).clamp(min=1)
     expected = share / ((ratio[i] + ratio[j]) / 2 + 1 - share)
-    added = strength * W[i, j] * expected * (products.norm_i * products.norm_j).to(W)
+    added = strength * (W[i, j] * (i != j)) * expected * (products.norm_i * products.norm_j).to(W)
     return replace(products, inner=products.inner + added.to(products.inner))
 
 

@@ -1,4 +1,7 @@
-"""How W moves: one step of the inner problem, max over W of sum_ij w_ij s_ij, with the signals of the asked pairs.
+"""How W moves: one step of the inner problem, max over W of sum_ij w_ij s_ij.
+
+S holds what each pair said last, `asked` which pairs said it just now; only they move W, but Frank-Wolfe on a simplex
+compares them with all others of their row.
 
 Evidence Y is what a solver remembers beside W (W = projection of Y). For `projected` and `frank-wolfe` it is W
 itself. `lazy` keeps the running sum and projects it only for use (dual averaging): a pair that was wrong a
@@ -17,7 +20,7 @@ Solver = Callable[[Tensor, Tensor, Tensor, Domain, float, float], Tensor]
 
 def projected(Y: Tensor, S: Tensor, asked: Tensor, domain: Domain, gamma: float, slack: float) -> Tensor:
     """w <- Proj(w + gamma s), the paper's."""
-    return domain.project(Y + gamma * S)
+    return domain.project(Y + gamma * S * asked)
 
 
 def frank_wolfe(Y: Tensor, S: Tensor, asked: Tensor, domain: Domain, gamma: float, slack: float) -> Tensor:
@@ -27,7 +30,7 @@ def frank_wolfe(Y: Tensor, S: Tensor, asked: Tensor, domain: Domain, gamma: floa
 
 def lazy(Y: Tensor, S: Tensor, asked: Tensor, domain: Domain, gamma: float, slack: float) -> Tensor:
     """y <- y + gamma s, held within `slack` of the domain; w = Proj(y)."""
-    return domain.shift(Y + gamma * S).clamp(-slack, 1 + slack)
+    return domain.shift(Y + gamma * S * asked).clamp(-slack, 1 + slack)
 
 
 SOLVERS: dict[str, Solver] = {"projected": projected, "frank-wolfe": frank_wolfe, "lazy": lazy}

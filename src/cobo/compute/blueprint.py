@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parameter import UninitializedParameter
 
 from cobo import draws
 from cobo.compute.batch import Fields, Layout
@@ -39,6 +40,8 @@ class Blueprint:
         self.device = device
         if policy == "none":
             _forget_statistics(self.module)
+        if any(isinstance(p, UninitializedParameter) for p in self.module.parameters()):
+            raise ConfigError("model has lazy layers whose sizes are not known yet; call it once on a batch first")
         trained = [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
         if not trained:
             raise ConfigError("model has no parameter with requires_grad=True, so there is nothing to train")
@@ -53,6 +56,7 @@ class Blueprint:
         self.start = torch.cat([p.detach().reshape(-1) for p in self.parameters])
         self.buffers: Buffers = {}
         self.random = False
+        self.reassigns = False
 
     @property
     def size(self) -> int:
@@ -72,23 +76,25 @@ class Blueprint:
         buffers = dict(self.module.named_buffers())
         before = {name: b.clone() for name, b in buffers.items()}
         self.module.train()
-        with torch.random.fork_rng(devices=[]):
-            generator_before = torch.get_rng_state()
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            generator_before = _generator_state(self.device)
             try:
                 loss = self.task.loss(self.module, layout.build(batch))
-            except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            except Exception as error:
                 raise ConfigError(
                     f"the model and loss do not fit the data: {' '.join(str(error).split())} "
                     f"(batch of {', '.join(str(list(f.shape)) for f in batch)})"
                 ) from error
-            self.random = not torch.equal(generator_before, torch.get_rng_state())
+            self.random = not torch.equal(generator_before, _generator_state(self.device))
         if not isinstance(loss, Tensor) or loss.ndim != 0:
             shape = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
             raise ConfigError(f"the loss should be a scalar tensor, but is {shape}; average it over the batch")
         if not loss.requires_grad:
             raise ConfigError("the loss does not depend on any trained parameter of the model")
+        after = dict(self.module.named_buffers())
         for name, value in before.items():
-            if not torch.equal(torch.nan_to_num(buffers[name]), torch.nan_to_num(value)):
+            self.reassigns |= after[name] is not buffers[name]
+            if ((after[name] != value) & ~(after[name].isnan() & value.isnan())).any():
                 self.buffers[name] = value
         self.load(self.start, self.buffers)
 
@@ -107,13 +113,30 @@ class Blueprint:
             self.module.get_submodule(owner)._buffers[leaf] = value
         return self.module
 
+    def collect(self, buffers: Buffers) -> None:
+        """Buffers that the module has put others in the place of, instead of changing them, brought back."""
+        for name, value in buffers.items():
+            current = self.module.get_buffer(name)
+            if current is not value:
+                value.copy_(current.detach())
+
     def build(self, row: Tensor, buffers: Buffers) -> nn.Module:
         """A module of its own, in evaluation mode, with the given row and buffers."""
-        module = copy.deepcopy(self.load(row.clone(), {k: v.clone() for k, v in buffers.items()}))
+        loaded = self.load(row.clone(), {k: v.clone() for k, v in buffers.items()})
+        constants: list[Tensor] = [p for p in loaded.parameters() if not p.requires_grad]
+        constants += [b for name, b in loaded.named_buffers() if name not in buffers]
+        module = copy.deepcopy(loaded, {id(t): t for t in constants})  # what is not trained exists once
         self.load(self.start, self.buffers)
         for parameter in module.parameters():
-            parameter.data = parameter.data.clone()
+            if parameter.requires_grad:
+                parameter.data = parameter.data.clone()
         return module.eval()
+
+    def own(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The part of a state_dict that belongs to one client: what is trained, and buffers that training changes."""
+        mine = {id(p) for p in self.parameters}
+        names = {n for n, p in self.module.named_parameters(remove_duplicate=False) if id(p) in mine}
+        return {name: t for name, t in state.items() if name in names or name in self.buffers}
 
 
 def average_buffers(rows: Buffers, clients: Sequence[int]) -> None:
@@ -132,10 +155,17 @@ def _built(model: Any, seed: int) -> nn.Module:
         raise ConfigError(f"model = {model!r} should be an nn.Module or a function that makes one")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(draws.torch_seed(draws.key(seed, "initialisation")))
-        module = model()
+        try:
+            module = model()
+        except Exception as error:
+            raise ConfigError(f"model() could not be made: {' '.join(str(error).split())}") from error
     if not isinstance(module, nn.Module):
         raise ConfigError(f"model() gave a {type(module).__name__}; it should make an nn.Module")
     return module
+
+
+def _generator_state(device: torch.device) -> Tensor:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
 def _forget_statistics(module: nn.Module) -> None:

@@ -13,6 +13,7 @@ from cobo.compute.batch import Fields, Layout
 from cobo.compute.blueprint import Blueprint, Buffers
 from cobo.compute.looped import Looped
 from cobo.compute.vectorised import Vectorised
+from cobo.errors import ConfigError
 
 Choice = Literal["auto", "vectorised", "looped"]
 
@@ -46,8 +47,13 @@ def choose(blueprint: Blueprint, layout: Layout, trial: Fields, choice: Choice) 
         return Chosen(looped, "asked for")
     if blueprint.random:
         return Chosen(looped, "the model draws random numbers, which follow each client's own key")
+    if blueprint.reassigns:
+        return Chosen(looped, "the model puts new buffers in the place of old ones")
     vectorised = Vectorised(blueprint, layout)
     if choice == "vectorised":
+        obstacle = vectorised.obstacle(trial)
+        if obstacle:
+            raise ConfigError(f"executor = 'vectorised' is not possible for this model: {obstacle}")
         return Chosen(vectorised, "asked for")
     if blueprint.convolutional and blueprint.device.type == "cpu":
         return Chosen(looped, "convolutions on a CPU are faster one model at a time, channels last")

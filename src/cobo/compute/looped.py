@@ -36,6 +36,8 @@ class Looped:
             pieces = torch.autograd.grad(loss, blueprint.parameters, allow_unused=True, materialize_grads=True)
             torch.cat([piece.reshape(-1) for piece in pieces], out=rows[k])
             losses[k] = loss.detach()
+            if blueprint.reassigns:
+                blueprint.collect({name: b[k] for name, b in buffers.items()})
         return [rows], losses
 
     def _arranged(self, field: Tensor) -> Tensor:

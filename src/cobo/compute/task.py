@@ -25,11 +25,20 @@ def _binary_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.binary_cross_entropy_with_logits(outputs, targets.to(outputs.dtype))
 
 
+def _of_equal_shape(loss: Loss) -> Loss:
+    def checked(outputs: Tensor, targets: Tensor) -> Tensor:
+        if outputs.shape != targets.shape:
+            raise ValueError(f"outputs {list(outputs.shape)} and targets {list(targets.shape)} differ in shape")
+        return loss(outputs, targets)
+
+    return checked
+
+
 LOSSES: dict[str, Loss] = {
     "cross_entropy": _cross_entropy,
     "binary_cross_entropy": _binary_cross_entropy,
-    "mse": F.mse_loss,
-    "l1": F.l1_loss,
+    "mse": _of_equal_shape(F.mse_loss),
+    "l1": _of_equal_shape(F.l1_loss),
 }
 
 
@@ -59,7 +68,7 @@ class Task:
         """The scalar whose gradient trains the module."""
         if self._objective is not None:
             return self._objective(module, batch)
-        inputs, targets = batch
+        inputs, targets = _pair(batch)
         return self._loss(module(inputs), targets)
 
     @torch.no_grad()
@@ -67,11 +76,17 @@ class Task:
         """Mean loss on a batch and, for classifiers, the share of right answers."""
         if self._objective is not None:
             return float(self._objective(module, batch)), None
-        inputs, targets = batch
+        inputs, targets = _pair(batch)
         outputs = module(inputs)
         loss = float(self._loss(outputs, targets))
         if self._loss is LOSSES["binary_cross_entropy"]:
             return loss, float(((outputs > 0) == (targets > 0.5)).float().mean())
-        if outputs.ndim == targets.ndim + 1 and not targets.is_floating_point():
+        if outputs.ndim == targets.ndim + 1 and outputs.shape[1] > 1 and not targets.is_floating_point():
             return loss, float((outputs.argmax(1) == targets).float().mean())
         return loss, None
+
+
+def _pair(batch: Any) -> tuple[Tensor, Tensor]:
+    if not isinstance(batch, tuple) or len(batch) != 2:
+        raise ValueError("a loss needs samples (inputs, targets); for others give objective=f(module, batch)")
+    return batch

@@ -70,7 +70,10 @@ def load_experiment(name: str, known: Mapping[str, type[Experiment]], changes: S
     if name in known:
         text = (files("cobo.experiments") / f"{name}.toml").read_text(encoding="utf-8")
     elif path.suffix == ".toml" and path.is_file():
-        text = path.read_text(encoding="utf-8")
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{name} cannot be read: {error}") from None
     else:
         raise ConfigError(f"experiment {name!r} is not known; it should be one of {', '.join(known)}, or a .toml file")
     try:
@@ -104,6 +107,8 @@ def override(table: dict[str, Any], change: str) -> None:
     except tomllib.TOMLDecodeError:
         value = text.strip()
     owner, dot, leaf = key.partition(".")
+    if key in ("seed", "experiment", "methods") or leaf == "seed":
+        raise ConfigError(f"--set {change!r} is not allowed; the seed has --seed or --seeds, the experiment its name")
     if not dot:
         table[key] = value
     elif owner in METHODS:

@@ -9,26 +9,36 @@ import tomli_w
 from cobo.errors import CheckpointError
 from cobo.experiments.experiment import Experiment
 from cobo.training.checkpoint import write_atomic
-from cobo.training.events import Listener
+from cobo.training.events import Event, Listener
 from cobo.training.fit import fit
 from cobo.training.result import Result
 
 
-def claim(folder: Path, experiment: Experiment) -> None:
-    """Write experiment.toml, or make sure that what is in the folder has the same settings."""
-    path = folder / "experiment.toml"
-    settings = experiment.plain()
-    if path.exists():
-        stored = tomllib.loads(path.read_text(encoding="utf-8"))
-        for key in {**stored, **settings}:
-            if stored.get(key) != settings.get(key):
+class Claim:
+    """Keeps runs with different settings out of one folder.
+
+    A listener: experiment.toml is written when the first run really starts; a refused one leaves nothing behind.
+    """
+
+    def __init__(self, folder: Path, experiment: Experiment) -> None:
+        self._path = folder / "experiment.toml"
+        self._settings = experiment.plain()
+        if not self._path.exists():
+            return
+        try:
+            stored = tomllib.loads(self._path.read_text(encoding="utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise CheckpointError(f"{self._path} is damaged: {error}; mend it or use another --out") from None
+        for key in {**stored, **self._settings}:
+            if stored.get(key) != self._settings.get(key):
                 raise CheckpointError(
-                    f"{folder} holds runs with {key} = {stored.get(key)!r}, not {settings.get(key)!r}; "
+                    f"{folder} holds runs with {key} = {stored.get(key)!r}, not {self._settings.get(key)!r}; "
                     "use the same settings or another --out"
                 )
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, tomli_w.dumps(settings).encode())
+
+    def __call__(self, event: Event) -> None:
+        if event["event"] == "started" and not self._path.exists():
+            write_atomic(self._path, tomli_w.dumps(self._settings).encode())
 
 
 def run(
@@ -43,7 +53,7 @@ def run(
     """One method with one seed, recorded in FOLDER/METHOD/seed-K."""
     chosen = experiment.method(method)
     parts = experiment.build(seed)
-    claim(folder, experiment)
+    claim = Claim(folder, experiment)
     settings: dict[str, Any] = experiment.training(method, seed)
     return fit(
         parts.clients,
@@ -52,7 +62,7 @@ def run(
         method=chosen,
         out=folder / method / f"seed-{seed}",
         resume=resume,
-        listeners=listeners or (),
+        listeners=[claim, *(listeners or ())],
         progress=True,
         label=f"{method} seed {seed}",
         **settings,

@@ -9,7 +9,7 @@ from cobo.errors import ConfigError, DataError
 from cobo.federation.samples import Samples, as_samples
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True, init=False, eq=False)
 class Client:
     """One party: a name, the samples it trains on, those it is judged by, and (if known) its true group.
 
@@ -30,7 +30,7 @@ class Client:
         object.__setattr__(self, "name", _checked_name(name))
         object.__setattr__(self, "train", as_samples(train, name, "train"))
         object.__setattr__(self, "test", None if test is None else as_samples(test, name, "test"))
-        object.__setattr__(self, "group", group)
+        object.__setattr__(self, "group", _checked_group(group, name))
 
     def __repr__(self) -> str:
         return f"Client({self.name!r}, {len(self.train)} samples)"
@@ -46,10 +46,14 @@ def check_clients(clients: Sequence[Client]) -> list[Client]:
         raise ConfigError(f"clients = {clients!r}: collaboration needs at least two clients")
     seen: dict[str, str] = {}
     for client in clients:
-        # Names become file names, and some file systems do not tell north from North.
-        other = seen.setdefault(client.name.casefold(), client.name)
-        if sum(c.name.casefold() == client.name.casefold() for c in clients) > 1:
-            raise ConfigError(f"client names must be distinct, but {client.name!r} and {other!r} are the same")
+        # Names become file names, and some file systems do not tell north from North, nor two ways to write an accent.
+        folded = unicodedata.normalize("NFC", client.name).casefold()
+        if folded in seen:
+            raise ConfigError(
+                f"client names must be distinct, also without regard to case, but there are {seen[folded]!r} and "
+                f"{client.name!r}; rename one"
+            )
+        seen[folded] = client.name
     first = clients[0]
     for client in clients:
         for part, samples in (("train", client.train), ("test", client.test)):
@@ -64,10 +68,17 @@ def check_clients(clients: Sequence[Client]) -> list[Client]:
 def _checked_name(name: Any) -> str:
     if not isinstance(name, str) or not name.strip():
         raise ConfigError(f"client name {name!r} is not allowed; it should be a non-empty string")
-    bad = any(c in "/\\" or unicodedata.category(c) == "Cc" for c in name)
+    bad = any(c in "/\\" or unicodedata.category(c) in ("Cc", "Cs") for c in name)
     if bad or name.startswith(".") or name != name.strip() or len(name.encode()) > 200:
         raise ConfigError(
             f"client name {name!r} is not allowed; it names files, so it should have no path separators, "
             "control characters or leading dot, and at most 200 bytes"
         )
     return name
+
+
+def _checked_group(group: Any, name: str) -> str | int | None:
+    plain = group.item() if hasattr(group, "item") else group
+    if plain is not None and not isinstance(plain, (str, int)):
+        raise ConfigError(f"client {name!r}: group = {group!r} is not allowed; it should be a string or an integer")
+    return plain

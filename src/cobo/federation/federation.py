@@ -41,16 +41,12 @@ class Products:
 
 @dataclass(frozen=True)
 class Gradients:
-    """Gradients [m, d], the batch losses [m] they belong to, and the products of the pairs asked for."""
+    """Gradients [m, d], the batch losses [m] they belong to, which rows are finite, and the pairs' products."""
 
     rows: Tensor
     losses: Tensor
+    finite: Tensor
     products: Products
-
-    @property
-    def finite(self) -> Tensor:
-        """Which rows hold numbers only. A sum is not finite as soon as one of its terms is not."""
-        return torch.isfinite(self.rows.sum(1))
 
 
 class Federation:
@@ -80,10 +76,10 @@ class Federation:
         self._train = Pool([client.train for client in self.clients], **place)
         self._tested = [k for k, client in enumerate(self.clients) if client.test is not None]
         tests = [client.test for client in self.clients if client.test is not None]
-        self._test = Pool(tests, **place) if tests else None
-        self._check_classes()
+        self._test = Pool(tests, **place, join=False) if tests else None
         trial = self._trial_batch()
         self.blueprint.try_out(trial, self._train.layout)
+        self._check_classes(trial)
         self.chosen: Chosen = choose(self.blueprint, self._train.layout, trial, executor)
         self.buffers: Buffers = {
             name: b.expand(len(self.clients), *b.shape).clone() for name, b in self.blueprint.buffers.items()
@@ -134,6 +130,7 @@ class Federation:
         rows = torch.empty_like(models) if out is None else out
         products = self._products(models, who, pairs, round, scratch=rows)
         losses = torch.empty(len(who), dtype=models.dtype, device=models.device)
+        finite = torch.empty(len(who), dtype=torch.bool, device=models.device)
         keys = draws.combine(self._keys[who], round, step)
         for chunk in self._chunks(who):
             chosen = who[chunk]
@@ -142,13 +139,16 @@ class Federation:
                 _some(models, chunk), self._batch(chosen, keys[chunk]), held, keys[chunk]
             )
             _put(rows, chunk, pieces)
-            if track:
+            # A sum is not finite as soon as one of its terms is not.
+            finite[chunk] = torch.isfinite(torch.stack([piece.sum(1) for piece in pieces]).sum(0))
+            if track and held:
+                sound = finite[chunk].nonzero()[:, 0]
                 for name, value in held.items():
-                    self.buffers[name][chosen] = value
-        if track and self.policy == "shared" and self.buffers:
-            average_buffers(self.buffers, who.tolist())
+                    self.buffers[name][torch.from_numpy(chosen).to(sound.device)[sound]] = value[sound]
+        if track and self.policy == "shared" and self.buffers and finite.any():
+            average_buffers(self.buffers, who[finite.cpu().numpy()].tolist())
         self.computed += len(who) + 2 * len(pairs)
-        return Gradients(rows, losses, products)
+        return Gradients(rows, losses, finite, products)
 
     def _products(self, models: Tensor, who: Indices, pairs: Indices, round: int, scratch: Tensor) -> Products:
         """Both clients' gradients at z_ij = (x_i + x_j) / 2, a chunk of pairs at a time: only numbers are kept.
@@ -241,7 +241,7 @@ class Federation:
             positions = np.tile(np.arange(sizes[0]), (len(clients), 1))
         else:
             positions = draws.integers(keys, sizes, self.batch_size)
-        return self._train.take(clients, positions)
+        return self._train.take(clients, positions, keys)
 
     def _chunks(self, *clients: Indices, most: int | None = None) -> Iterator[Indices]:
         """Positions in chunks of at most `models_at_once`; batches in a chunk have one size."""
@@ -255,21 +255,20 @@ class Federation:
             yield from (members[k : k + most] for k in range(0, len(members), most))
 
     def _trial_batch(self) -> Fields:
-        size = self.batch_size or int(self._train.sizes[0])
-        positions = np.arange(max(size, 2))[None] % self._train.sizes[0]
-        return tuple(field[0] for field in self._train.take(np.zeros(1, dtype=np.int64), positions))
+        positions = np.arange(self.batch_size or int(self._train.sizes[0]))[None] % self._train.sizes[0]
+        first, key = (
+            np.zeros(1, dtype=np.int64),
+            draws.combine(draws.key(self.seed, "trial"), np.zeros(1, dtype=np.uint64)),
+        )
+        return tuple(field[0] for field in self._train.take(first, positions, key))
 
-    def _check_classes(self) -> None:
-        """Negative class numbers are found here; too large ones need the model, and are found by its outputs."""
+    def _check_classes(self, trial: Fields) -> None:
+        """Class numbers that the model's outputs do not have would fail only when they are first drawn."""
         if not self.blueprint.task.classifies:
             return
-        module = self.blueprint.module.eval()
         with torch.no_grad():
-            try:
-                outputs = module(self._trial_batch()[0])
-            except (RuntimeError, ValueError, TypeError, IndexError):
-                return  # try_out says it better
-        classes = outputs.shape[1] if outputs.ndim > 1 else 1
+            outputs = self.blueprint.module.eval()(trial[0])
+        classes = outputs.shape[1]
         for client in self.clients:
             for samples in (client.train, client.test):
                 if not isinstance(samples, TensorSamples) or samples.fields[1].is_floating_point():

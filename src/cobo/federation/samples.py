@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
+from cobo import draws
 from cobo.compute.batch import Fields, Layout
 from cobo.errors import DataError
 
@@ -28,7 +29,7 @@ class Samples(Protocol):
     def take(self, positions: Tensor) -> Fields: ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TensorSamples:
     """Samples held as tensors whose first axis counts them."""
 
@@ -43,17 +44,20 @@ class TensorSamples:
 
     @property
     def signature(self) -> str:
-        return _signature(tuple(field[0] for field in self.fields))
+        return _signature(tuple(field[0] for field in self.fields), self.layout)
 
 
 class DatasetSamples:
-    """Samples of a map-style `Dataset`, fetched item by item each time they are drawn (nothing is cached)."""
+    """Samples of a map-style `Dataset`, fetched item by item each time they are drawn (nothing is cached).
+
+    Whatever an item draws at random (augmentation) follows the key of the batch it is drawn for.
+    """
 
     def __init__(self, dataset: "Dataset[Any]", size: int) -> None:
         self._dataset = dataset
         self._size = size
         self._first, self.layout = _split(default_collate([dataset[0]]))
-        self.signature = _signature(tuple(field[0] for field in self._first))
+        self.signature = _signature(tuple(field[0] for field in self._first), self.layout)
 
     def __len__(self) -> int:
         return self._size
@@ -65,21 +69,23 @@ class DatasetSamples:
 class Pool:
     """The samples of all clients behind one index, so that a whole round's batches are one gather.
 
-    Tensors are concatenated once, moved to the device, and floating fields take the models' dtype.
+    Tensors are concatenated once (if `join`), moved to the device, and floating fields take the models' dtype.
     """
 
-    def __init__(self, samples: Sequence[Samples], *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, samples: Sequence[Samples], *, dtype: torch.dtype, device: torch.device, join: bool = True
+    ) -> None:
         self.layout = samples[0].layout
         self.sizes = np.array([len(s) for s in samples], dtype=np.int64)
         self._offsets = np.concatenate([[0], np.cumsum(self.sizes)[:-1]])
         self._samples = samples
         self._dtype, self._device = dtype, device
         self._fields: Fields | None = None
-        if all(isinstance(s, TensorSamples) for s in samples):
+        if join and all(isinstance(s, TensorSamples) for s in samples):
             columns = zip(*(s.fields for s in samples if isinstance(s, TensorSamples)), strict=True)
             self._fields = self._placed(tuple(torch.cat(column) for column in columns))
 
-    def take(self, clients: NDArray[np.int64], positions: NDArray[np.int64]) -> Fields:
+    def take(self, clients: NDArray[np.int64], positions: NDArray[np.int64], keys: draws.Keys) -> Fields:
         """Row k of each field holds the samples of client clients[k] at positions[k]: [m, batch, ...]."""
         if self._fields is not None:
             flat = torch.from_numpy((self._offsets[clients][:, None] + positions).reshape(-1))
@@ -87,18 +93,19 @@ class Pool:
                 field.index_select(0, flat.to(field.device)).view(*positions.shape, *field.shape[1:])
                 for field in self._fields
             )
-        taken = [self._samples[c].take(torch.from_numpy(p)) for c, p in zip(clients, positions, strict=True)]
+        taken = []
+        for client, places, key in zip(clients, positions, keys, strict=True):
+            with draws.seeded(key):
+                taken.append(self._samples[client].take(torch.from_numpy(places)))
         return self._placed(tuple(torch.stack(column) for column in zip(*taken, strict=True)))
 
     def walk(self, client: int, size: int) -> Iterator[Fields]:
-        """All samples of one client in order, `size` at a time."""
-        for start in range(0, int(self.sizes[client]), size):
-            stop = min(start + size, int(self.sizes[client]))
-            if self._fields is not None:
-                offset = int(self._offsets[client])
-                yield tuple(field[offset + start : offset + stop] for field in self._fields)
-            else:
-                yield self._placed(self._samples[client].take(torch.arange(start, stop)))
+        """All samples of one client in order, in parts of nearly equal size, at most `size`."""
+        everything = torch.arange(int(self.sizes[client]))
+        for k, part in enumerate(everything.tensor_split(-(-len(everything) // size))):
+            with draws.seeded(draws.combine(draws.key(0, "evaluation"), k)):
+                fields = self._samples[client].take(part)
+            yield self._placed(fields)
 
     def _placed(self, fields: Fields) -> Fields:
         return tuple(f.to(self._device, self._dtype if f.is_floating_point() else f.dtype) for f in fields)
@@ -118,7 +125,11 @@ def as_samples(data: Any, name: str, part: str) -> Samples:
             raise DataError(f"{where} is an iterable data set; give one that has a length and can be indexed")
         if size == 0:
             raise DataError(f"{where} is empty; every client needs at least one sample")
-        samples = DatasetSamples(data, size)
+        try:
+            samples = DatasetSamples(data, size)
+        except Exception as error:
+            reason = " ".join(str(error).split())
+            raise DataError(f"{where} has items that cannot be made into batches of tensors: {reason}") from error
     else:
         try:
             fields, layout = _split(data)
@@ -137,19 +148,22 @@ def as_samples(data: Any, name: str, part: str) -> Samples:
 
 def _split(data: Any) -> tuple[Fields, Layout]:
     if isinstance(data, dict):
-        return tuple(_tensor(v) for v in data.values()), Layout(keys=tuple(data))
+        keys = tuple(sorted(data))  # the order in which a user happened to write them means nothing
+        return tuple(_tensor(data[key]) for key in keys), Layout(keys=keys)
     if isinstance(data, (tuple, list)):
         return tuple(_tensor(v) for v in data), Layout()
     return (_tensor(data),), Layout(single=True)
 
 
 def _tensor(value: Any) -> Tensor:
-    if isinstance(value, Tensor):
-        return value.detach()
-    return torch.as_tensor(np.asarray(value))
+    tensor = value.detach() if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+    return tensor.long() if tensor.dtype in (torch.uint16, torch.uint32, torch.uint64) else tensor
 
 
-def _signature(sample: Fields) -> str:
-    """Shapes and kinds of a sample's fields, in words."""
+def _signature(sample: Fields, layout: Layout) -> str:
+    """Arrangement, kinds and shapes of a sample's fields, in words."""
     kinds = ("float" if f.is_floating_point() else "bool" if f.dtype == torch.bool else "integer" for f in sample)
-    return ", ".join(f"{kind} {list(f.shape)}" for kind, f in zip(kinds, sample, strict=True))
+    words = [f"{kind} {list(f.shape)}" for kind, f in zip(kinds, sample, strict=True)]
+    if layout.keys is not None:
+        words = [f"{key}: {word}" for key, word in zip(layout.keys, words, strict=True)]
+    return words[0] if layout.single else f"({', '.join(words)})"

@@ -45,12 +45,12 @@ class CoBo(Method):
         }
     }  # fmt: skip
 
-    rho: float = Field(default=0.5, ge=0, allow_inf_nan=False)
-    gamma: float = Field(default=0.05, ge=0, allow_inf_nan=False)
+    rho: float = Field(default=0.5, ge=0)
+    gamma: float = Field(default=0.05, ge=0)
     sampling: Literal["constant", "time", "mixed", "every"] = "mixed"
     rate: float = Field(default=1.0, gt=0)
     time_rate: float | None = Field(default=None, gt=0)
-    switch: float = Field(default=0.25, ge=0, le=1)
+    switch: float = Field(default=0.5, ge=0, le=1)
     pairs: Literal["symmetric", "ordered"] = "symmetric"
     domain: Literal["box", "simplex"] = "box"
     self_weight: bool = False
@@ -100,7 +100,7 @@ class CoBo(Method):
 
     def start(self, federation: Federation) -> dict[str, Tensor]:
         W = self._domain.start(len(federation))
-        return {"weights": W, "evidence": W.clone()}
+        return {"weights": W, "evidence": W.clone(), "signals": torch.zeros_like(W)}
 
     def round(self, state: State, federation: Federation) -> list[str]:
         pairs = self._pairs(state, federation)
@@ -109,16 +109,18 @@ class CoBo(Method):
         self._select(state, federation, answer, aside)
         with state.untouched(aside):
             if self.mixing == "explicit":  # x <- x - eta rho L x - eta g
-                self._pull_together(state)
+                self._pull_together(state, aside)
                 state.descend(answer.rows)
             else:  # x <- (I + eta rho L)^-1 (x - eta g)
                 state.descend(answer.rows)
-                self._pull_together(state)
+                self._pull_together(state, aside)
         return names_of(aside, federation)
 
-    def _pull_together(self, state: State) -> None:
-        W, strength = state.tensors["weights"], state.lr * self.rho
-        mixing.pull_together(state.X, W, strength, pull=self.pull, step=self.mixing)
+    def _pull_together(self, state: State, aside: Tensor) -> None:
+        """The outer problem's penalty; who is set aside neither is pulled nor pulls."""
+        present = (~aside).cpu().float()
+        W = state.tensors["weights"] * present * present[:, None]
+        mixing.pull_together(state.X, W, state.lr * self.rho, pull=self.pull, step=self.mixing)
 
     def _pairs(self, state: State, federation: Federation) -> NDArray[np.int64]:
         """The pairs asked this round."""
@@ -129,8 +131,10 @@ class CoBo(Method):
 
     def _select(self, state: State, federation: Federation, answer: Gradients, aside: Tensor) -> None:
         """Client selection: W^{t+1} from the pairs asked at X^t. Pairs without a finite answer are left alone."""
+        if self.domain == "simplex" and aside.any():
+            return  # rows sum to one, so no pair could move without moving those of a client set aside
         products = answer.products
-        if self.correction:
+        if self.correction and self.domain == "box":
             batch = federation.samples if federation.batch_size is None else torch.tensor(federation.batch_size)
             W = state.tensors["weights"]
             products = overlook_sampling(products, W, federation.samples, batch, self.correction)
@@ -138,7 +142,7 @@ class CoBo(Method):
         i, j = products.pairs.unbind(1)
         good = torch.isfinite(signal) & ~aside.cpu()[i] & ~aside.cpu()[j]
         i, j, signal = i[good], j[good], signal[good]
-        S = torch.zeros_like(state.tensors["weights"])
+        S = state.tensors["signals"]  # what each pair said last: Frank-Wolfe compares all of a row
         asked = torch.zeros_like(S, dtype=torch.bool)
         S[i, j], asked[i, j] = signal, True
         if self.pairs == "symmetric":

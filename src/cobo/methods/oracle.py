@@ -33,7 +33,7 @@ class Oracle(Method):
         answer = federation.gradients(state.X, round=state.round, out=state.gradient)
         aside = set_aside(answer, federation, state.round)
         samples = federation.samples.to(answer.rows.dtype)
-        M = torch.from_numpy(graph.oracle(federation.groups)).to(samples) * samples * ~aside.cpu()
+        M = state.tensors["weights"].to(samples) * samples * ~aside.cpu()
         total = M.sum(1, keepdim=True)
         M = (M / total.clamp(min=1)).to(answer.rows)
         with state.untouched((total[:, 0] == 0).to(aside.device)):

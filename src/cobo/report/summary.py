@@ -82,7 +82,7 @@ def _method(runs: Runs, method: str, target: float | None) -> dict[str, Any]:
         "seconds": round(fmean(line["seconds"] for line in last.values()), 2),
         "rounds_to_target": _mean([_rounds_to(run, target) for run in mine.values()]),
         "weights_error": _mean([graph.weights_error(np.array(r["weights"]), r["true_groups"]) for r in graphs]),
-        "groups_score": _mean([graph.groups_score(np.array(r["weights"]), r["true_groups"]) for r in graphs]),
+        "groups_score": _mean([_groups_score(r) for r in graphs]),
         "seeds": list(mine),
     }
 
@@ -90,6 +90,11 @@ def _method(runs: Runs, method: str, target: float | None) -> dict[str, Any]:
 def _accuracy(run: dict[str, Any]) -> float | None:
     value: float | None = run["history"][-1].get("accuracy")
     return value
+
+
+def _groups_score(run: dict[str, Any]) -> float:
+    relative = run["method"].get("domain") == "simplex"
+    return graph.groups_score(np.array(run["weights"]), run["true_groups"], relative=relative)
 
 
 def _improved(run: dict[str, Any], local: dict[str, Any]) -> float | None:

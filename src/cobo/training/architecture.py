@@ -11,6 +11,8 @@ from torch import nn
 
 Description = dict[str, Any]
 
+_DTYPES = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
 
 def describe(module: nn.Module) -> Description | None:
     """The architecture of a tree of torch.nn layers, or None if it holds anything else."""
@@ -18,12 +20,11 @@ def describe(module: nn.Module) -> Description | None:
     if described is None:
         return None
     try:
-        twin = rebuild(described).state_dict()
+        twin = rebuild(described)
     except (TypeError, ValueError, AttributeError, RuntimeError):
         return None
-    own = module.state_dict()
-    same = {k: v.shape for k, v in own.items()} == {k: v.shape for k, v in twin.items()}
-    return described if same else None
+    shapes = [{k: (v.shape, v.dtype) for k, v in m.state_dict().items()} for m in (module, twin)]
+    return described if shapes[0] == shapes[1] and repr(module) == repr(twin) else None
 
 
 def rebuild(described: Description) -> nn.Module:
@@ -33,8 +34,10 @@ def rebuild(described: Description) -> nn.Module:
         raise ValueError(f"{described['class']!r} is not a layer of torch.nn")
     if "children" in described:
         return nn.Sequential(*(rebuild(child) for child in described["children"]))
-    module: nn.Module = kind(**described["settings"])
-    return module
+    with torch.random.fork_rng(devices=[]):  # initialising draws, and nobody asked for that
+        module: nn.Module = kind(**described["settings"])
+    dtype = described.get("dtype")
+    return module if dtype is None else module.to(_DTYPES[dtype])
 
 
 def _describe(module: nn.Module) -> Description | None:
@@ -42,7 +45,7 @@ def _describe(module: nn.Module) -> Description | None:
     if getattr(nn, kind.__name__, None) is not kind:
         return None
     if kind is nn.Sequential:
-        children = [_describe(child) for child in module.children()]
+        children = [None if child is None else _describe(child) for child in module._modules.values()]
         return None if None in children else {"class": "Sequential", "children": children}
     if list(module.children()):
         return None
@@ -55,4 +58,8 @@ def _describe(module: nn.Module) -> Description | None:
             if not isinstance(value, (bool, int, float, str, tuple, list, type(None), torch.Size)):
                 return None
             settings[name] = list(value) if isinstance(value, tuple) else value
-    return {"class": kind.__name__, "settings": settings}
+    dtypes = {str(p.dtype).removeprefix("torch.") for p in module.parameters()}
+    if not dtypes:
+        return {"class": kind.__name__, "settings": settings}
+    (dtype, *others) = dtypes
+    return None if others or dtype not in _DTYPES else {"class": kind.__name__, "settings": settings, "dtype": dtype}

@@ -56,6 +56,7 @@ def read_latest(folder: Path, refused: Callable[[str], None]) -> Checkpoint | No
         try:
             return _read(candidate)
         except CheckpointError as error:
+            candidate.rename(candidate.with_name(f"refused-{candidate.name}"))  # out of the way, but not lost
             refused(str(error))
     return None
 

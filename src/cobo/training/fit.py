@@ -52,6 +52,11 @@ def fit(
     if not isinstance(method, Method):
         raise ConfigError(f"method = {method!r} should be a method of cobo, such as cobo.CoBo()")
     settings = Training(**training)
+    if out is not None and not isinstance(out, (str, Path)):
+        raise ConfigError(f"out = {out!r} is not allowed; it should be the path of a folder")
+    folder = None if out is None else Path(out)
+    if folder is None and resume:
+        raise ConfigError("resume = True needs a folder to resume from; set out=")
     federation = Federation(
         clients,
         model,
@@ -63,9 +68,7 @@ def fit(
         models_at_once=settings.models_at_once,
         device=settings.device,
     )
-    folder = None if out is None else Path(out)
-    if folder is None and resume:
-        raise ConfigError("resume = True needs a folder to resume from; set out=")
+    method.check(federation, settings.lr)
     with ExitStack() as stack:
         heard = list(listeners)
         if folder is not None:
@@ -77,23 +80,29 @@ def fit(
         if folder is not None and resume:
             run.restore()
         run.go()
-    result = _result(run)
-    if folder is not None:
-        result.save(folder)
+        run.take_output()
+        result = _result(run)
+        if folder is not None:
+            result.save(folder)
     return result
 
 
 def _claim(folder: Path, resume: bool) -> None:
     """A folder that holds a run is only touched to go on with it."""
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be used as a folder: {error.strerror}; choose another") from None
     if not resume and (folder / "metrics.jsonl").exists():
         raise CheckpointError(f"{folder} already holds a run; resume it (--resume) or choose another folder")
 
 
 def _result(run: Run) -> Result:
-    X, W = run.output
-    models = run.federation.build(X)
-    names = run.federation.names
+    federation, W = run.federation, run.state.weights
+    models = federation.build(run.state.X)
+    names = federation.names
+    whole = {name: module.state_dict() for name, module in models.items()}
+    own = {name: federation.blueprint.own(state) for name, state in whole.items()}
     history = [
         {
             **{k: v for k, v in line.items() if k != "clients"},
@@ -108,8 +117,9 @@ def _result(run: Run) -> Result:
         history=history,
         method={"name": run.method.name, **run.method.model_dump()},
         training={k: v for k, v in run.training.model_dump().items() if not callable(v)},
-        true_groups=run.federation.groups,
+        true_groups=federation.groups,
         snapshots=run.snapshots,
-        states={name: module.state_dict() for name, module in models.items()},
+        states=own,
+        shared={name: t for name, t in whole[names[0]].items() if name not in own[names[0]]},
         architecture=describe(next(iter(models.values()))),
     )

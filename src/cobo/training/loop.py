@@ -1,14 +1,17 @@
 """The loop: rounds of a method, evaluations, events, checkpoints, and an orderly stop."""
 
 import json
+import math
+import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -26,6 +29,11 @@ from cobo.methods import CoBo, Method, State
 from cobo.training import checkpoint
 from cobo.training.events import Event, Listener
 from cobo.training.settings import Training
+
+MOST_SNAPSHOTS = 200
+
+# Settings that change how or how often something is done, but not what comes out.
+FREE = {"device", "executor", "models_at_once", "evaluate_every"}
 
 
 class Run:
@@ -62,13 +70,13 @@ class Run:
             clients=self.federation.names, executor=chosen.executor.name, executor_reason=chosen.reason,
         )  # fmt: skip
         try:
-            if self.state.round == 0 and not self.history:
-                self._evaluate()
             with _graceful_interrupt() as interrupted:
+                if not self.history:
+                    self._evaluate()
                 while self.state.round < self.training.rounds:
-                    self._round()
                     if interrupted.is_set():
                         self._stop_early()
+                    self._round()
         except RunError as error:
             self._tell(event="failed", round=self.state.round, message=str(error))
             raise
@@ -79,27 +87,31 @@ class Run:
         aside = self.method.round(state, self.federation)
         if self._schedule is not None:
             self._schedule.step()
+            self.method.check(self.federation, state.lr)
         state.round += 1
         if aside:
             self._tell(event="set aside", round=state.round, clients=aside)
         if state.round == self._drawn:
             state.tensors["output/models"] = state.X.clone()
-            if state.weights is not None:
-                state.tensors["output/weights"] = state.weights.clone()
+            state.tensors["output/weights"] = state.tensors["weights"].clone()
+            for name, rows in self.federation.buffers.items():
+                state.tensors[f"output/buffers/{name}"] = rows.clone()
         self._tell(event="round", round=state.round)
         if state.round % self.training.cadence == 0 or state.round == self.training.rounds:
             self._evaluate()
             self._save()
 
-    @property
-    def output(self) -> tuple[Tensor, Tensor | None]:
-        """The models and weights that the method returns: the last ones, or those of the round drawn for output."""
+    def take_output(self) -> None:
+        """Make the models, weights and buffers those that the method returns, where that is not the last round's."""
         tensors = self.state.tensors
-        if "output/models" in tensors:
-            return tensors["output/models"], tensors.get("output/weights")
-        return self.state.X, self.state.weights
+        if self.state.round == self.training.rounds and "output/models" in tensors:
+            self.state.X.copy_(tensors["output/models"])
+            tensors["weights"] = tensors["output/weights"].clone()
+            for name, rows in self.federation.buffers.items():
+                rows.copy_(tensors[f"output/buffers/{name}"])
 
     def _draw_output(self) -> int | None:
+        """The round whose iterate is returned, if that is drawn and not simply the last."""
         if isinstance(self.method, CoBo) and self.method.output == "uniform":
             key = draws.key(self.federation.seed, "output")
             rounds = np.array(self.training.rounds, dtype=np.int64)
@@ -108,27 +120,33 @@ class Run:
 
     def _evaluate(self) -> None:
         state = self.state
-        measured = self.federation.evaluate(state.X)
-        W = None if state.weights is None else state.weights.numpy()
-        before = self.snapshots[-1][1] if self.snapshots else None
-        line: dict[str, Any] = {
-            "round": state.round,
-            "seconds": round(self._seconds(), 3),
-            "gradients": self.federation.computed,
-        }
+        if state.round == self.training.rounds:
+            self.take_output()
+        measured = [
+            {k: v if math.isfinite(v) else None for k, v in m.items()} for m in self.federation.evaluate(state.X)
+        ]
+        line: dict[str, Any] = {"round": state.round, "seconds": round(self._seconds(), 3)}
+        line["gradients"] = self.federation.computed
         for name in ("accuracy", "loss"):
             values = [m[name] for m in measured if name in m]
             if values:
-                line[name] = fmean(values)
-        if W is not None:
-            line["settled"] = graph.settled(W, before)
-            self.snapshots.append((state.round, W.copy()))
+                line[name] = None if None in values else fmean(v for v in values if v is not None)
+        if state.weights is not None:
+            W = state.weights.numpy().copy()
+            line["settled"] = graph.settled(W, self.snapshots[-1][1] if self.snapshots else None)
+            if state.round in (0, self.training.rounds) or state.round % self._snapshot_every == 0:
+                self.snapshots.append((state.round, W))
         line["clients"] = dict(zip(self.federation.names, measured, strict=True))
         self.history.append(line)
         if self.folder is not None:
-            with open(self.folder / "metrics.jsonl", "a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+            append_synced(self.folder / "metrics.jsonl", json.dumps(line) + "\n")
         self._tell(event="evaluated", **line)
+
+    @property
+    def _snapshot_every(self) -> int:
+        """W is kept at evaluations, but about 200 times at most."""
+        cadence = self.training.cadence
+        return cadence * -(-(self.training.rounds // cadence) // MOST_SNAPSHOTS or 1)
 
     def _seconds(self) -> float:
         return self._seconds_before + time.monotonic() - self._begun
@@ -153,11 +171,7 @@ class Run:
         for name, value in state.optimizer.state.get(state.models, {}).items():
             if isinstance(value, Tensor):
                 kept[f"optimizer/{name}"] = value
-        facts = {
-            "names": self.federation.names, "method": self.method.name, "rounds": self.training.rounds,
-            "gradients": self.federation.computed, "seconds": self._seconds(), "lr": state.lr,
-            "schedule": None if self._schedule is None else _plain(self._schedule.state_dict()),
-        }  # fmt: skip
+        facts = {"settings": self._settings(), "gradients": self.federation.computed, "seconds": self._seconds()}
         checkpoint.write(self.folder / "checkpoint", state.round, checkpoint.Checkpoint(tensors | kept, facts))
         self._tell(event="checkpoint", round=state.round)
 
@@ -166,23 +180,14 @@ class Run:
         assert self.folder is not None
         found = checkpoint.read_latest(
             self.folder / "checkpoint",
-            lambda why: self._tell(event="warning", message=f"{why}; going on from an older one"),
+            lambda why: self._tell(event="warning", message=f"{why}; going on from the one before, or from the start"),
         )
         if found is None:
             self._keep_records(-1)
             return False
         facts, state = found.facts, self.state
-        if facts["names"] != self.federation.names or facts["method"] != self.method.name:
-            raise CheckpointError(
-                f"{self.folder} holds a run of {facts['method']!r} with {len(facts['names'])} other clients; "
-                "resume it with the clients and method it was started with, or choose another folder"
-            )
+        self._compare(facts["settings"])
         parts = dict(found.tensors)
-        if parts["models"].shape != state.X.shape:
-            raise CheckpointError(
-                f"{self.folder} holds models with {parts['models'].shape[1]} parameters, but the model given has "
-                f"{state.X.shape[1]}; resume with the model it was started with"
-            )
         state.X.copy_(parts.pop("models"))
         for name, tensor in parts.items():
             room, _, leaf = name.partition("/")
@@ -193,13 +198,40 @@ class Run:
             else:
                 state.optimizer.state[state.models][leaf] = tensor.to(state.X.device) if leaf != "step" else tensor
         state.round = facts["round"]
-        state.optimizer.param_groups[0]["lr"] = facts["lr"]
-        if self._schedule is not None and facts["schedule"] is not None:
-            self._schedule.load_state_dict(facts["schedule"])
+        self._replay_schedule(state.round)
         self.federation.computed = facts["gradients"]
         self._seconds_before = facts["seconds"]
         self._keep_records(state.round)
         return True
+
+    def _settings(self) -> dict[str, Any]:
+        """What must be the same for a run to be gone on with: all that its numbers depend on."""
+        training = {k: v for k, v in self.training.model_dump().items() if k not in FREE and not callable(v)}
+        blueprint = self.federation.blueprint
+        return {
+            "clients": self.federation.names,
+            "method": self.method.name,
+            **{f"{self.method.name}.{k}": v for k, v in self.method.model_dump().items()},
+            **training,
+            "parameters": {n: list(shape) for n, shape in zip(blueprint.names, blueprint.shapes, strict=True)},
+        }
+
+    def _compare(self, stored: dict[str, Any]) -> None:
+        given = self._settings()
+        for key in {**stored, **given}:
+            if stored.get(key) != given.get(key):
+                raise CheckpointError(
+                    f"{self.folder} was run with {key} = {_short(stored.get(key))}, not {_short(given.get(key))}; "
+                    "resume it with the settings it was started with, or choose another folder"
+                )
+
+    def _replay_schedule(self, rounds: int) -> None:
+        """Schedules of torch depend on how often they were stepped, so stepping again is the surest way back."""
+        if self._schedule is not None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch would have the optimiser step in between
+                for _ in range(rounds):
+                    self._schedule.step()
 
     def _keep_records(self, round: int) -> None:
         """Drop metrics and snapshots past `round`: they will be made again, the same."""
@@ -212,8 +244,8 @@ class Run:
         if weights.exists() and round >= 0:
             self.snapshots = [s for s in unpack_weights(weights) if s[0] <= round]
 
-    def _stop_early(self) -> None:
-        if self.state.round % self.training.cadence and self.state.round < self.training.rounds:
+    def _stop_early(self) -> NoReturn:
+        if self.state.round % self.training.cadence:
             self._save()
         self._tell(event="interrupted", round=self.state.round)
         raise Interrupted(f"stopped by the user after round {self.state.round} of {self.training.rounds}")
@@ -234,18 +266,31 @@ def unpack_weights(path: Path) -> list[tuple[int, NDArray[np.float32]]]:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The complete lines of a metrics file; a line torn by a kill is left out."""
+    """The lines of a metrics file; a last line torn by a kill is left out."""
     lines = []
-    for text in path.read_text(encoding="utf-8").splitlines():
+    texts = path.read_bytes().splitlines(keepends=True)
+    for k, text in enumerate(texts):
         try:
-            lines.append(json.loads(text))
-        except json.JSONDecodeError:
-            break
+            line = json.loads(text)
+            line["round"]
+        except (ValueError, TypeError, KeyError, IndexError) as error:
+            if k == len(texts) - 1 and not text.endswith(b"\n"):
+                break
+            raise CheckpointError(f"{path} is damaged in line {k + 1}; mend or delete the file") from error
+        lines.append(line)
     return lines
 
 
-def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in values.items() if isinstance(v, (int, float, str, bool, list, type(None)))}
+def append_synced(path: Path, text: str) -> None:
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 @contextmanager

@@ -33,6 +33,7 @@ class LiveProgress:
         self._told = -1.0
         self._first = (0, 0.0)
         self._rounds = 0
+        self._aside = ""
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -57,7 +58,9 @@ class LiveProgress:
             self._evaluated(event)
         elif kind == "set aside":
             names = ", ".join(event["clients"])
-            self._say(f"{self._label}: round {event['round']}: gradient not finite, set aside: {names}")
+            if names != self._aside:
+                self._aside = names
+                self._say(f"{self._label}: round {event['round']}: gradient not finite, set aside: {names}")
         elif kind == "warning":
             self._say(f"{self._label}: {event['message']}")
 

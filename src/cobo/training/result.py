@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from cobo.collaboration import graph
@@ -35,21 +35,27 @@ class Result:
     true_groups: list[str | int | None] = field(default_factory=list)
     snapshots: list[Snapshot] = field(default_factory=list, repr=False)
     states: dict[str, dict[str, Tensor]] = field(default_factory=dict, repr=False)
+    shared: dict[str, Tensor] = field(default_factory=dict, repr=False)
     architecture: Description | None = field(default=None, repr=False)
 
     def groups(self, threshold: float = 0.5) -> list[list[str]]:
         """The groups that W settles into; without a graph, everyone stands alone."""
         if self.weights is None:
             return [[name] for name in self.names]
-        labels = graph.components(self.weights, threshold)
+        labels = graph.components(self.weights, threshold, relative=self.method.get("domain") == "simplex")
         return [[n for n, k in zip(self.names, labels, strict=True) if k == g] for g in dict.fromkeys(labels.tolist())]
 
     def save(self, folder: str | Path) -> None:
-        """Write the result: JSON and safetensors, one file per model. `cobo.load` gives it back."""
+        """Write the result: JSON and safetensors. `cobo.load` gives it back.
+
+        A model's file holds what is that client's own; what is not trained, a frozen base, is written once beside it.
+        """
         folder = Path(folder)
         (folder / "models").mkdir(parents=True, exist_ok=True)
         for name, state in self.states.items():
-            save_model(folder / "models" / f"{name}.safetensors", state)
+            write_atomic(folder / "models" / f"{name}.safetensors", _packed(state))
+        if self.shared:
+            write_atomic(folder / "shared.safetensors", _packed(self.shared))
         if self.weights is not None:
             write_atomic(folder / "weights.safetensors", pack_weights(self.snapshots or [(-1, self.weights)]))
         facts = {
@@ -60,8 +66,8 @@ class Result:
         write_atomic(folder / "result.json", json.dumps(facts).encode())
 
 
-def save_model(path: Path, state: dict[str, Tensor]) -> None:
-    save_file({name: t.detach().cpu().contiguous().clone() for name, t in state.items()}, path)
+def _packed(state: dict[str, Tensor]) -> bytes:
+    return save({name: t.detach().cpu().contiguous().clone() for name, t in state.items()})
 
 
 def load_result(folder: str | Path, model: nn.Module | Callable[[], nn.Module] | None = None) -> Result:
@@ -74,13 +80,19 @@ def load_result(folder: str | Path, model: nn.Module | Callable[[], nn.Module] |
     try:
         facts = json.loads((folder / "result.json").read_text())
         states = {n: load_file(folder / "models" / f"{n}.safetensors") for n in facts["names"]}
+        rest = folder / "shared.safetensors"
+        shared = load_file(rest) if rest.exists() else {}
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise CheckpointError(f"{folder} holds no result that can be read: {error}") from error
     models: dict[str, nn.Module] = _NotRebuilt()
     if model is not None or facts["architecture"] is not None:
         for name, state in states.items():
             module = _empty(model, facts["architecture"])
-            module.load_state_dict(state)
+            try:
+                module.load_state_dict({**shared, **state})
+            except RuntimeError as error:
+                reason = " ".join(str(error).split())
+                raise CheckpointError(f"the model given does not fit what is in {folder}: {reason}") from None
             models[name] = module.eval()
     weights = facts["weights"]
     path = folder / "weights.safetensors"
@@ -94,6 +106,7 @@ def load_result(folder: str | Path, model: nn.Module | Callable[[], nn.Module] |
         true_groups=facts["true_groups"],
         snapshots=unpack_weights(path) if path.exists() else [],
         states=states,
+        shared=shared,
         architecture=facts["architecture"],
     )
 

@@ -6,11 +6,12 @@ from typing import Literal
 import torch
 from pydantic import Field, field_validator
 from torch import nn
-from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler
+from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, ReduceLROnPlateau
 
 from cobo.compute.blueprint import BufferPolicy
 from cobo.compute.executor import Choice
 from cobo.config import Settings
+from cobo.errors import ConfigError
 
 Schedule = Literal["constant", "cosine", "linear"] | Callable[[torch.optim.Optimizer], LRScheduler]
 
@@ -18,11 +19,12 @@ Schedule = Literal["constant", "cosine", "linear"] | Callable[[torch.optim.Optim
 class Training(Settings):
     """Settings of a run that are the same for all methods.
 
-    `evaluate_every` defaults to a hundredth of the rounds; a checkpoint is written at every evaluation.
+    `evaluate_every` defaults to a hundredth of the rounds; a checkpoint is written at every evaluation. `momentum` is
+    that of SGD. With `batch_size = None` gradients are exact, over all of a client's samples.
     """
 
     rounds: int = Field(default=1000, ge=1)
-    lr: float = Field(default=0.1, gt=0, allow_inf_nan=False)
+    lr: float = Field(default=0.1, gt=0)
     batch_size: int | None = Field(default=32, ge=1)
     momentum: float = Field(default=0.0, ge=0, lt=1)
     weight_decay: float = Field(default=0.0, ge=0)
@@ -57,7 +59,11 @@ class Training(Settings):
 
     def make_schedule(self, optimizer: torch.optim.Optimizer) -> LRScheduler | None:
         if callable(self.schedule):
-            made: LRScheduler = self.schedule(optimizer)
+            made = self.schedule(optimizer)
+            if isinstance(made, ReduceLROnPlateau) or not isinstance(made, LRScheduler):
+                raise ConfigError(
+                    f"schedule gave a {type(made).__name__}; it should make a scheduler of torch that follows rounds"
+                )
             return made
         if self.schedule == "cosine":
             return CosineAnnealingLR(optimizer, T_max=self.rounds)
