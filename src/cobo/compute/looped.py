@@ -26,6 +26,8 @@ class Looped:
         blueprint.module.train()
         for k in range(len(models)):
             module = blueprint.load(models[k], {name: b[k] for name, b in buffers.items()})
+            if self._channels_last:
+                self._turn_kernels()
             batch = self._layout.build([self._arranged(f[k]) for f in fields])
             if blueprint.random:
                 with torch.random.fork_rng(devices=_cuda(blueprint.device)):
@@ -40,10 +42,21 @@ class Looped:
                 blueprint.collect({name: b[k] for name, b in buffers.items()})
         return [rows], losses
 
+    def _turn_kernels(self) -> None:
+        """Kernels too are put channels last, so that what lies between layers is as well."""
+        for parameter in self._blueprint.parameters:
+            if parameter.ndim == 4:
+                parameter.data = _channels_last(parameter.data)
+
     def _arranged(self, field: Tensor) -> Tensor:
         if self._channels_last and field.ndim == 4:
-            return field.contiguous(memory_format=torch.channels_last)
+            return _channels_last(field)
         return field
+
+
+def _channels_last(tensor: Tensor) -> Tensor:
+    """A copy; `contiguous` would leave tensors with one channel alone, whose strides then say nothing."""
+    return tensor.clone(memory_format=torch.channels_last)
 
 
 def _cuda(device: torch.device) -> list[torch.device]:

@@ -62,7 +62,7 @@ class Federation:
         batch_size: int | None = 32,
         buffers: BufferPolicy = "local",
         executor: Choice = "auto",
-        models_at_once: int = 128,
+        models_at_once: int = 40,
         device: str | torch.device = "cpu",
     ) -> None:
         self.clients = check_clients(clients)

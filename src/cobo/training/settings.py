@@ -34,7 +34,7 @@ class Training(Settings):
     evaluate_every: int | None = Field(default=None, ge=1)
     buffers: BufferPolicy = "local"
     executor: Choice = "auto"
-    models_at_once: int = Field(default=128, ge=1)
+    models_at_once: int = Field(default=40, ge=1)
     device: str = "cpu"
 
     @field_validator("device")
