@@ -170,7 +170,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_used(tmp_path, da
         facts.write_text("")
     heard = []
     resumed = small(out=tmp_path, resume=True, listeners=[heard.append])
-    warnings = [e["message"] for e in heard if e["event"] == "warning"]
+    warnings = [e["message"] for e in heard if e["event"] == "warning" and "checkpoint" in e["message"]]
     assert len(warnings) == 1
     assert "round-00000030" in warnings[0]
     assert next(e for e in heard if e["event"] == "started")["round"] == 25
@@ -183,7 +183,7 @@ def test_all_checkpoints_damaged_means_from_the_start(tmp_path):
         path.write_text("{}")
     heard = []
     assert same(whole, small(out=tmp_path, resume=True, listeners=[heard.append]))
-    assert sum(e["event"] == "warning" for e in heard) == 2
+    assert sum(e["event"] == "warning" and "checkpoint" in e["message"] for e in heard) == 2
 
 
 def test_a_half_written_checkpoint_is_ignored(tmp_path):
@@ -244,6 +244,23 @@ def test_w_is_kept_about_200_times_at_most(tmp_path):
     result = small(rounds=1000, evaluate_every=1, out=tmp_path)
     assert [t for t, _ in result.snapshots] == list(range(0, 1001, 5))
     assert len(result.history) == 1001
+
+
+def test_a_run_that_ends_before_w_has_settled_says_so():
+    for rounds, said in ((30, True), (400, False)):
+        heard = []
+        small(rounds=rounds, method=cobo.CoBo(gamma=0.1 if rounds > 100 else 0.05), listeners=[heard.append])
+        assert any("W has not settled" in e.get("message", "") for e in heard) == said
+
+
+def test_data_that_are_not_finite_are_named_at_the_start():
+    x, y = torch.zeros(4, 2), torch.zeros(4, dtype=torch.long)
+    bad = x.clone()
+    bad[1, 0] = torch.nan
+    heard = []
+    clients = [cobo.Client("sick", train=(bad, y)), cobo.Client("well", train=(x, y))]
+    cobo.fit(clients, model=nn.Linear(2, 2), rounds=1, listeners=[heard.append])
+    assert [e["message"] for e in heard if e["event"] == "warning"][0].startswith("client 'sick'")
 
 
 def test_a_plateau_schedule_is_refused():

@@ -24,7 +24,6 @@ app = typer.Typer(
     help="Collaborative learning: one personal model per party, and who should learn from whom.",
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 
@@ -34,14 +33,14 @@ Changes = Annotated[
     list[str] | None,
     typer.Option("--set", help="KEY=VALUE or METHOD.KEY=VALUE, over the experiment's. Repeatable."),
 ]
-Out = Annotated[Path | None, typer.Option(help="Folder for what the run leaves behind.  [default: runs/EXPERIMENT]")]
+Out = Annotated[Path | None, typer.Option(help="Folder for what the run leaves behind. By default runs/EXPERIMENT.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoints in the folder.")]
 Board = Annotated[Path | None, typer.Option(help="Also write metrics for TensorBoard into this folder.")]
 
 
 @app.command()
 def demo(
-    out: Annotated[Path | None, typer.Option(help="Folder for the results.  [default: a new one in runs/]")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the results. By default a new one in runs.")] = None,
 ) -> None:
     """All methods on the digits data: nothing to download, about a minute, ends with a table."""
     folder = out or Path("runs") / f"demo-{datetime.now():%Y%m%d-%H%M%S}"
@@ -163,7 +162,9 @@ class _resumable:  # noqa: N801, reads as a verb where it is used
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, Interrupted):
-            error.args = (f"{error}; go on with the same command and --resume (written to {self._folder})",)
+            error.args = (
+                f"{str(error).partition(';')[0]}; go on with the same command and --resume (written to {self._folder})",
+            )
         elif isinstance(error, RunError):
             error.args = (f"{error} (what was written before stays in {self._folder})",)
 

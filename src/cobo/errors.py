@@ -21,5 +21,5 @@ class RunError(CoboError):
     """A run failed while training; what was written so far stays."""
 
 
-class Interrupted(CoboError):
+class Interrupted(KeyboardInterrupt):
     """The user pressed Ctrl-C; a checkpoint was written if the run has a folder."""

@@ -24,7 +24,7 @@ from cobo.compute.executor import Choice, Chosen, choose
 from cobo.compute.task import Task
 from cobo.errors import DataError
 from cobo.federation.client import Client, check_clients
-from cobo.federation.samples import Pool, TensorSamples
+from cobo.federation.samples import Pool, Samples, TensorSamples
 
 Indices = NDArray[np.int64]
 
@@ -85,6 +85,7 @@ class Federation:
             name: b.expand(len(self.clients), *b.shape).clone() for name, b in self.blueprint.buffers.items()
         }
         self._keys = self.keys("batch")
+        self.unsound = [c.name for c in self.clients if _not_finite(c.train) or _not_finite(c.test)]
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -279,6 +280,11 @@ class Federation:
                         f"client {client.name!r} has class labels from {low} to {high}, but the model's "
                         f"{classes} outputs allow 0 to {classes - 1}"
                     )
+
+
+def _not_finite(samples: Samples | None) -> bool:
+    fields = samples.fields if isinstance(samples, TensorSamples) else ()
+    return any(f.is_floating_point() and not bool(torch.isfinite(f).all()) for f in fields)
 
 
 def _some(models: Tensor, chunk: Indices) -> Tensor:

@@ -89,8 +89,8 @@ def set_aside(answer: Gradients, federation: Federation, round: int) -> Tensor:
     if aside.any():
         if aside.all():
             raise RunError(
-                f"round {round}: no client has a finite gradient, so training has diverged; start again with a "
-                "lower learning rate or rho"
+                f"round {round}: no client has a finite gradient; either the data are not finite, or training has "
+                "diverged: start again with a lower learning rate or rho"
             )
         answer.rows[aside] = 0
     return aside

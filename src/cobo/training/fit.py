@@ -37,7 +37,8 @@ def fit(
 
     `training` takes rounds, lr, batch_size, momentum, weight_decay, optimizer, schedule, seed, evaluate_every,
     buffers, executor, models_at_once and device, see `cobo.Training`. With `out`, the run is recorded in that
-    folder and can be resumed from its last checkpoint after any kind of end.
+    folder and can be resumed from its last checkpoint after any kind of end. `progress` shows a bar. `listeners` are
+    functions that hear every event of the run (`cobo.training.events`).
 
     >>> import torch
     >>> def party(name, slope):
@@ -94,7 +95,9 @@ def _claim(folder: Path, resume: bool) -> None:
     except OSError as error:
         raise ConfigError(f"{folder} cannot be used as a folder: {error.strerror}; choose another") from None
     if not resume and (folder / "metrics.jsonl").exists():
-        raise CheckpointError(f"{folder} already holds a run; resume it (--resume) or choose another folder")
+        raise CheckpointError(
+            f"{folder} already holds a run; resume it (resume=True, --resume) or choose another folder"
+        )
 
 
 def _result(run: Run) -> Result:

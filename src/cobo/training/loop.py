@@ -69,6 +69,8 @@ class Run:
             event="started", round=self.state.round, rounds=self.training.rounds, method=self.method.name,
             clients=self.federation.names, executor=chosen.executor.name, executor_reason=chosen.reason,
         )  # fmt: skip
+        for name in self.federation.unsound:
+            self._tell(event="warning", message=f"client {name!r} has values in its data that are not finite")
         try:
             with _graceful_interrupt() as interrupted:
                 if not self.history:
@@ -80,7 +82,17 @@ class Run:
         except RunError as error:
             self._tell(event="failed", round=self.state.round, message=str(error))
             raise
+        self._warn_if_undecided()
         self._tell(event="finished", round=self.state.round, seconds=self._seconds())
+
+    def _warn_if_undecided(self) -> None:
+        """Weights on the box end at 0 or 1 when there was time enough."""
+        W = self.state.weights
+        if W is not None and isinstance(self.method, CoBo) and self.method.domain == "box":
+            share = float(((W > 0.1) & (W < 0.9)).float().mean())
+            if share > 0.1:
+                message = f"W has not settled, {100 * share:.0f} % of pairs lie between 0.1 and 0.9; train longer"
+                self._tell(event="warning", message=message)
 
     def _round(self) -> None:
         state = self.state
@@ -133,6 +145,7 @@ class Run:
                 line[name] = None if None in values else fmean(v for v in values if v is not None)
         if state.weights is not None:
             W = state.weights.numpy().copy()
+            line["groups"] = int(graph.components(W, relative=self._on_simplex).max()) + 1
             line["settled"] = graph.settled(W, self.snapshots[-1][1] if self.snapshots else None)
             if state.round in (0, self.training.rounds) or state.round % self._snapshot_every == 0:
                 self.snapshots.append((state.round, W))
@@ -141,6 +154,10 @@ class Run:
         if self.folder is not None:
             append_synced(self.folder / "metrics.jsonl", json.dumps(line) + "\n")
         self._tell(event="evaluated", **line)
+
+    @property
+    def _on_simplex(self) -> bool:
+        return isinstance(self.method, CoBo) and self.method.domain == "simplex"
 
     @property
     def _snapshot_every(self) -> int:
@@ -248,7 +265,8 @@ class Run:
         if self.state.round % self.training.cadence:
             self._save()
         self._tell(event="interrupted", round=self.state.round)
-        raise Interrupted(f"stopped by the user after round {self.state.round} of {self.training.rounds}")
+        remedy = "give out= to be able to go on" if self.folder is None else f"go on with resume=True ({self.folder})"
+        raise Interrupted(f"stopped by the user after round {self.state.round} of {self.training.rounds}; {remedy}")
 
 
 def pack_weights(snapshots: Sequence[tuple[int, NDArray[np.float32]]]) -> bytes:

@@ -94,5 +94,6 @@ def describe(event: Event) -> str:
     elif event.get("loss") is not None:
         parts.append(f"loss {event['loss']:.4g}")
     if event.get("settled") is not None:
-        parts.append(f"W settled {100 * event['settled']:.0f} %")
+        groups = event["groups"]
+        parts.append(f"{groups} group{'s' * (groups > 1)}, W settled {100 * event['settled']:.0f} %")
     return ", ".join(parts)

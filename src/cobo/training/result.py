@@ -22,7 +22,7 @@ from cobo.training.loop import pack_weights, unpack_weights
 Snapshot = tuple[int, NDArray[np.float32]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """The outcome of `cobo.fit`; rows and columns of `weights` are in the order of `names`."""
 
@@ -38,8 +38,17 @@ class Result:
     shared: dict[str, Tensor] = field(default_factory=dict, repr=False)
     architecture: Description | None = field(default=None, repr=False)
 
+    def __repr__(self) -> str:
+        last = self.history[-1]
+        score = "accuracy" if last.get("accuracy") is not None else "loss"
+        value = "unknown" if last.get(score) is None else f"{last[score]:.4g}"
+        return f"Result({self.method['name']}, round {last['round']}, {score} {value}, groups {self.groups()})"
+
     def groups(self, threshold: float = 0.5) -> list[list[str]]:
-        """The groups that W settles into; without a graph, everyone stands alone."""
+        """The groups that W settles into: clients connected by pairs whose mean weight is at least `threshold`.
+
+        Without a graph (Local), everyone stands alone.
+        """
         if self.weights is None:
             return [[name] for name in self.names]
         labels = graph.components(self.weights, threshold, relative=self.method.get("domain") == "simplex")
