@@ -260,7 +260,7 @@ def test_data_that_are_not_finite_are_named_at_the_start():
     heard = []
     clients = [cobo.Client("sick", train=(bad, y)), cobo.Client("well", train=(x, y))]
     cobo.fit(clients, model=nn.Linear(2, 2), rounds=1, listeners=[heard.append])
-    assert [e["message"] for e in heard if e["event"] == "warning"][0].startswith("client 'sick'")
+    assert next(e["message"] for e in heard if e["event"] == "warning").startswith("client 'sick'")
 
 
 def test_a_plateau_schedule_is_refused():
