@@ -35,6 +35,7 @@ class Experiment(Training):
 
     experiment: str
     target_accuracy: float | None = Field(default=None, ge=0, le=100)
+    threads: int | None = Field(default=None, ge=1)  # of torch; small models are faster, and better company, with one
     methods: dict[str, dict[str, Any]] = Field(default_factory=dict)
 
     @abstractmethod

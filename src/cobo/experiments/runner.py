@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
+import torch
 
 from cobo.errors import CheckpointError
 from cobo.experiments.experiment import Experiment
@@ -51,6 +52,8 @@ def run(
     listeners: list[Listener] | None = None,
 ) -> Result:
     """One method with one seed, recorded in FOLDER/METHOD/seed-K."""
+    if experiment.threads is not None:
+        torch.set_num_threads(experiment.threads)
     chosen = experiment.method(method)
     parts = experiment.build(seed)
     claim = Claim(folder, experiment)

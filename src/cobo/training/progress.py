@@ -20,7 +20,7 @@ class LiveProgress:
         self._live = self._console.is_terminal
         self._bar = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=10),
             MofNCompleteColumn(),
             TextColumn("{task.fields[rate]}"),
             TimeRemainingColumn(),
@@ -67,7 +67,8 @@ class LiveProgress:
     def _evaluated(self, event: Event) -> None:
         score = describe(event)
         if self._live and self._task is not None:
-            self._bar.update(self._task, completed=event["round"], score=score)
+            brief = score.removeprefix("accuracy ").replace("W settled", "settled")
+            self._bar.update(self._task, completed=event["round"], score=brief)
             return
         share = event["round"] / self._rounds
         if share >= self._told + 0.1 or event["round"] == self._rounds:
@@ -76,7 +77,7 @@ class LiveProgress:
 
     def _rate(self, round: int) -> str:
         first, since = self._first
-        return f"{(round - first) / max(time.monotonic() - since, 1e-6):.0f} rounds/s"
+        return f"{(round - first) / max(time.monotonic() - since, 1e-6):.0f}/s"
 
     def _say(self, line: str) -> None:
         if self._live:
