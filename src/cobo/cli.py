@@ -13,7 +13,7 @@ from rich.table import Table
 
 from cobo.compute.allocator import keep_freed_memory
 from cobo.data import DATA
-from cobo.errors import CheckpointError, CoboError, ConfigError, DataError, Interrupted, RunError
+from cobo.errors import CheckpointError, CoboError, ConfigError, DataError, RunError
 from cobo.experiments import EXPERIMENTS, load_experiment
 from cobo.experiments.runner import run as run_one
 from cobo.methods import METHODS
@@ -126,7 +126,7 @@ def main() -> None:
         sys.exit(2)
     except click.ClickException as error:
         _fail(f"{error.format_message()} (see `cobo --help`)", 2)
-    except Interrupted as stop:
+    except _Stopped as stop:
         _fail(str(stop), 130)
     except (ConfigError, DataError, CheckpointError) as error:
         _fail(str(error), 2)
@@ -135,7 +135,7 @@ def main() -> None:
     except OSError as error:
         _fail(f"{error.filename or 'a file'}: {error.strerror}; nothing that was written before is lost", 1)
     except (KeyboardInterrupt, click.Abort):
-        _fail("stopped by the user; what was written stays, and --resume goes on from it", 130)
+        _fail("stopped by the user", 130)
 
 
 def _compare(
@@ -152,6 +152,10 @@ def _compare(
     _show(folder, chosen.experiment, chosen.target_accuracy)
 
 
+class _Stopped(CoboError):
+    """Ctrl-C, with how to go on."""
+
+
 class _resumable:  # noqa: N801, reads as a verb where it is used
     """Adds to an error or a stop how to go on from what was written."""
 
@@ -161,11 +165,10 @@ class _resumable:  # noqa: N801, reads as a verb where it is used
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Interrupted):
-            error.args = (
-                f"{str(error).partition(';')[0]}; go on with the same command and --resume (written to {self._folder})",
-            )
-        elif isinstance(error, RunError):
+        if isinstance(error, KeyboardInterrupt):  # in our words, before the command-line library sees it
+            said = str(error).partition(";")[0] or "stopped by the user"
+            raise _Stopped(f"{said}; go on with the same command and --resume (written to {self._folder})") from None
+        if isinstance(error, RunError):
             error.args = (f"{error} (what was written before stays in {self._folder})",)
 
 
