@@ -8,11 +8,26 @@
 
 from cobo import errors
 from cobo.federation import Client
-from cobo.methods import CoBo, Local, Oracle
+from cobo.methods import IFCA, CoBo, Ditto, FedAvg, FederatedClustering, FineTunedFedAvg, Local, Oracle
 from cobo.training.fit import fit
 from cobo.training.result import Result
 from cobo.training.result import load_result as load
 from cobo.training.settings import Training
 
 __version__ = "0.1.0"
-__all__ = ["Client", "CoBo", "Local", "Oracle", "Result", "Training", "errors", "fit", "load"]
+__all__ = [
+    "IFCA",
+    "Client",
+    "CoBo",
+    "Ditto",
+    "FedAvg",
+    "FederatedClustering",
+    "FineTunedFedAvg",
+    "Local",
+    "Oracle",
+    "Result",
+    "Training",
+    "errors",
+    "fit",
+    "load",
+]

@@ -35,6 +35,7 @@ class Blueprint:
         policy: BufferPolicy,
         device: torch.device,
     ) -> None:
+        self._model, self._seed = model, seed
         self.module = _built(model, seed).to(device)
         self.task = task
         self.device = device
@@ -67,6 +68,19 @@ class Blueprint:
     def convolutional(self) -> bool:
         kinds = (nn.modules.conv._ConvNd,)
         return any(isinstance(module, kinds) for module in self.module.modules())
+
+    def another_start(self, number: int) -> Tensor:
+        """A row as the model's function would have made it under another seed, for methods that need several starts."""
+        if isinstance(self._model, nn.Module):
+            raise ConfigError(
+                "this method starts from several models, but model= is a module, of which there is only one; give a "
+                "function or class that makes a new one"
+            )
+        module = _built(self._model, self._seed, str(number))
+        row = torch.cat([p.detach().reshape(-1) for p in module.parameters() if p.requires_grad])
+        if row.shape != self.start.shape:
+            raise ConfigError("model() makes modules of different sizes; it should make the same one each time")
+        return row.to(self.start)
 
     def try_out(self, batch: Fields, layout: Layout) -> None:
         """One training pass on a real batch, to see which buffers it changes and whether it draws random numbers.
@@ -148,13 +162,13 @@ def average_buffers(rows: Buffers, clients: Sequence[int]) -> None:
         value.copy_(mean.expand_as(value))
 
 
-def _built(model: Any, seed: int) -> nn.Module:
+def _built(model: Any, seed: int, *which: str) -> nn.Module:
     if isinstance(model, nn.Module):
         return copy.deepcopy(model)
     if not callable(model):
         raise ConfigError(f"model = {model!r} should be an nn.Module or a function that makes one")
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(draws.torch_seed(draws.key(seed, "initialisation")))
+        torch.manual_seed(draws.torch_seed(draws.key(seed, "initialisation", *which)))
         try:
             module = model()
         except Exception as error:

@@ -1,7 +1,8 @@
 """What an executor is, and the rule by which one is chosen.
 
-An executor computes the gradients of m models, each on its own batch. A gradient comes in pieces, [m, d_1],
-[m, d_2], ..., the columns of the rows in order, so that whoever only needs an inner product never builds a row.
+An executor computes the gradients, or only the losses, of m models, each on its own batch. A gradient comes in
+pieces, [m, d_1], [m, d_2], ..., the columns of the rows in order, so that whoever only needs an inner product never
+builds a row.
 """
 
 from typing import Literal, NamedTuple, Protocol
@@ -26,6 +27,8 @@ class Executor(Protocol):
     def gradients(
         self, models: Tensor, fields: Fields, buffers: Buffers, keys: draws.Keys
     ) -> tuple[list[Tensor], Tensor]: ...
+
+    def losses(self, models: Tensor, fields: Fields, buffers: Buffers, keys: draws.Keys) -> Tensor: ...
 
 
 class Chosen(NamedTuple):

@@ -25,22 +25,30 @@ class Looped:
         blueprint = self._blueprint
         blueprint.module.train()
         for k in range(len(models)):
-            module = blueprint.load(models[k], {name: b[k] for name, b in buffers.items()})
-            if self._channels_last:
-                self._turn_kernels()
-            batch = self._layout.build([self._arranged(f[k]) for f in fields])
-            if blueprint.random:
-                with torch.random.fork_rng(devices=_cuda(blueprint.device)):
-                    torch.manual_seed(draws.torch_seed(keys[k]))
-                    loss = blueprint.task.loss(module, batch)
-            else:
-                loss = blueprint.task.loss(module, batch)
+            loss = self._loss(k, models, fields, buffers, keys)
             pieces = torch.autograd.grad(loss, blueprint.parameters, allow_unused=True, materialize_grads=True)
             torch.cat([piece.reshape(-1) for piece in pieces], out=rows[k])
             losses[k] = loss.detach()
             if blueprint.reassigns:
                 blueprint.collect({name: b[k] for name, b in buffers.items()})
         return [rows], losses
+
+    @torch.no_grad()
+    def losses(self, models: Tensor, fields: Fields, buffers: Buffers, keys: draws.Keys) -> Tensor:
+        self._blueprint.module.train()
+        return torch.stack([self._loss(k, models, fields, buffers, keys) for k in range(len(models))])
+
+    def _loss(self, k: int, models: Tensor, fields: Fields, buffers: Buffers, keys: draws.Keys) -> Tensor:
+        blueprint = self._blueprint
+        module = blueprint.load(models[k], {name: b[k] for name, b in buffers.items()})
+        if self._channels_last:
+            self._turn_kernels()
+        batch = self._layout.build([self._arranged(f[k]) for f in fields])
+        if not blueprint.random:
+            return blueprint.task.loss(module, batch)
+        with torch.random.fork_rng(devices=_cuda(blueprint.device)):
+            torch.manual_seed(draws.torch_seed(keys[k]))
+            return blueprint.task.loss(module, batch)
 
     def _turn_kernels(self) -> None:
         """Kernels too are put channels last, so that what lies between layers is as well."""

@@ -1,5 +1,6 @@
 """Gradients of many models at once: torch.func's grad under vmap."""
 
+import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
@@ -17,6 +18,7 @@ class Vectorised:
         self._blueprint = blueprint
         self._loss = _Loss(blueprint, layout)
         self._gradients = vmap(grad(self._one, has_aux=True))
+        self._losses = vmap(lambda *arguments: self._one(*arguments)[0])
 
     def _one(
         self, parameters: dict[str, Tensor], buffers: Buffers, fields: Fields
@@ -27,15 +29,23 @@ class Vectorised:
     def gradients(
         self, models: Tensor, fields: Fields, buffers: Buffers, keys: draws.Keys
     ) -> tuple[list[Tensor], Tensor]:
-        blueprint = self._blueprint
-        blueprint.module.train()
-        parameters = {f"module.{n}": p for n, p in zip(blueprint.names, blueprint.split(models), strict=True)}
-        held = {f"module.{n}": b for n, b in buffers.items()}
+        parameters, held = self._stacked(models, buffers)
         pieces, (losses, changed) = self._gradients(parameters, held, fields)
         for name, value in changed.items():
             if value is not held[name]:
                 held[name].copy_(value)
         return [piece.flatten(1) for piece in pieces.values()], losses
+
+    @torch.no_grad()
+    def losses(self, models: Tensor, fields: Fields, buffers: Buffers, keys: draws.Keys) -> Tensor:
+        losses: Tensor = self._losses(*self._stacked(models, buffers), fields)
+        return losses
+
+    def _stacked(self, models: Tensor, buffers: Buffers) -> tuple[dict[str, Tensor], Buffers]:
+        blueprint = self._blueprint
+        blueprint.module.train()
+        parameters = {f"module.{n}": p for n, p in zip(blueprint.names, blueprint.split(models), strict=True)}
+        return parameters, {f"module.{n}": b for n, b in buffers.items()}
 
     def obstacle(self, batch: Fields) -> str | None:
         """Why this model cannot be vectorised, or None: found by trying two rows."""

@@ -70,7 +70,8 @@ class Federation:
         self.seed, self.batch_size, self.policy = seed, batch_size, buffers
         self.models_at_once = models_at_once
         self.device = torch.device(device)
-        self.computed = 0
+        self.computed = 0  # gradients so far
+        self.compared = 0  # losses without a gradient so far
         self.blueprint = Blueprint(model, task or Task(), seed=seed, policy=buffers, device=self.device)
         place: dict[str, Any] = {"dtype": self.blueprint.dtype, "device": self.device}
         self._train = Pool([client.train for client in self.clients], **place)
@@ -175,6 +176,23 @@ class Federation:
         scratch = {name: b[clients] for name, b in self.buffers.items()}
         return self.chosen.executor.gradients(models, self._batch(clients, keys), scratch, keys)[0]
 
+    def losses(self, models: Tensor, clients: Sequence[int] | None = None, round: int = 0) -> Tensor:
+        """[c, m]: the loss of each of m clients at every one of c models, each client on one batch.
+
+        It is the batch on which `gradients` of that round would be taken. Running statistics do not move.
+        """
+        who = np.arange(len(self)) if clients is None else np.asarray(clients, dtype=np.int64)
+        keys = draws.combine(self._keys[who], round, 0)
+        losses = torch.empty(len(models), len(who), dtype=models.dtype, device=models.device)
+        for chunk in self._chunks(who):
+            fields = self._batch(who[chunk], keys[chunk])
+            for k, row in enumerate(models):
+                held = {name: b[who[chunk]] for name, b in self.buffers.items()}
+                rows = row.expand(len(chunk), -1)
+                losses[k, chunk] = self.chosen.executor.losses(rows, fields, held, keys[chunk])
+        self.compared += losses.numel()
+        return losses
+
     def local_steps(
         self,
         models: Tensor,
@@ -185,6 +203,7 @@ class Federation:
         lr: float,
         pull: Tensor | None = None,
         anchors: Tensor | None = None,
+        track: bool = True,
     ) -> Tensor:
         """Models after `steps` of x <- x - lr (g + pull_i x - anchor_i), each client on its own.
 
@@ -193,7 +212,7 @@ class Federation:
         """
         X = models.clone()
         for step in range(steps):
-            G = self.gradients(X, clients, round, step=step).rows
+            G = self.gradients(X, clients, round, step=step, track=track).rows
             if pull is not None:
                 G.addcmul_(pull[:, None], X)
             if anchors is not None:

@@ -2,9 +2,28 @@
 
 from cobo.methods.base import Method, State
 from cobo.methods.cobo import CoBo
+from cobo.methods.ditto import Ditto
+from cobo.methods.fc import FederatedClustering
+from cobo.methods.fedavg import FedAvg
+from cobo.methods.finetune import FineTunedFedAvg
+from cobo.methods.ifca import IFCA
 from cobo.methods.local import Local
 from cobo.methods.oracle import Oracle
 
-METHODS: dict[str, type[Method]] = {method.name: method for method in (CoBo, Local, Oracle)}
+METHODS: dict[str, type[Method]] = {
+    method.name: method for method in (CoBo, Local, FedAvg, FineTunedFedAvg, Ditto, IFCA, FederatedClustering, Oracle)
+}
 
-__all__ = ["METHODS", "CoBo", "Local", "Method", "Oracle", "State"]
+__all__ = [
+    "IFCA",
+    "METHODS",
+    "CoBo",
+    "Ditto",
+    "FedAvg",
+    "FederatedClustering",
+    "FineTunedFedAvg",
+    "Local",
+    "Method",
+    "Oracle",
+    "State",
+]

@@ -1,27 +1,38 @@
 """What a method is: how it starts, and what it does in a round. It does no I/O and never asks where it runs."""
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from cobo import draws
 from cobo.config import Settings
 from cobo.errors import RunError
-from cobo.federation import Federation, Gradients
+from cobo.federation import Federation
+
+Weighting = Literal["samples", "equal"]
 
 
 @dataclass
 class State:
-    """All that changes while training: the personal models X [n, d], their optimiser, and the method's own tensors."""
+    """All that changes while training: the models X [m, d], their optimiser, and the method's own tensors.
+
+    In most methods row i of X is client i's model; some train fewer rows, which clients share, or one more.
+    `sent` counts the vectors of d numbers that parties and server would have sent each other.
+    """
 
     models: nn.Parameter
     optimizer: torch.optim.Optimizer
     rounds: int
     round: int = 0
+    sent: int = 0
     tensors: dict[str, Tensor] = field(default_factory=dict)
     gradient: Tensor = field(init=False)
 
@@ -40,8 +51,18 @@ class State:
     def lr(self) -> float:
         return float(self.optimizer.param_groups[0]["lr"])
 
+    def take(self, rows: Sequence[int]) -> None:
+        """Go on with these rows of X, in this order, with what the optimiser remembers of them."""
+        index = torch.tensor(rows, device=self.X.device)
+        remembered = self.optimizer.state[self.models]
+        for name, value in remembered.items():
+            if isinstance(value, Tensor) and value.shape == self.models.shape:
+                remembered[name] = value[index]
+        self.models.data = self.X[index]
+        self.gradient = torch.empty_like(self.X)
+
     def descend(self, G: Tensor) -> None:
-        """One step of the clients' optimiser, all rows at once."""
+        """One step of the optimiser, all rows at once."""
         self.models.grad = G
         self.optimizer.step()
         self.models.grad = None
@@ -78,23 +99,50 @@ class Method(Settings, ABC):
         """The method's own tensors before the first round."""
         return {}
 
+    def rows(self, federation: Federation) -> Tensor:
+        """The models it trains [m, d], before the first round."""
+        return federation.start
+
+    def personal(self, state: State, federation: Federation) -> Tensor:
+        """The model of each client [n, d]."""
+        return state.X
+
+    def warning(self, federation: Federation, rounds: int) -> str | None:
+        """What a user should know before a run starts: an unusual cost, say."""
+        return None
+
     @abstractmethod
     def round(self, state: State, federation: Federation) -> list[str]:
         """One round: changes `state` and returns the names of clients that were set aside."""
 
 
-def set_aside(answer: Gradients, federation: Federation, round: int) -> Tensor:
-    """Which clients' gradients are not finite; their rows of the answer become 0. If all are, the run has failed."""
-    aside = ~answer.finite
+def participants(federation: Federation, round: int, rate: float) -> NDArray[np.int64]:
+    """The clients that take part in a round: a share `rate` of them, drawn anew each time; at least one."""
+    count = max(1, math.floor(rate * len(federation) + 0.5))
+    drawn = draws.uniform(draws.combine(federation.keys("participation"), round), 1)[:, 0]
+    return np.sort(np.argsort(drawn, kind="stable")[:count])
+
+
+def set_aside(rows: Tensor, finite: Tensor, federation: Federation, round: int) -> Tensor:
+    """Which rows are not finite; they become 0. If that is so for every client there is, the run has failed."""
+    aside = ~finite
     if aside.any():
-        if aside.all():
+        if aside.all() and len(aside) >= len(federation):
             raise RunError(
                 f"round {round}: no client has a finite gradient; either the data are not finite, or training has "
                 "diverged: start again with a lower learning rate or rho"
             )
-        answer.rows[aside] = 0
+        rows[aside] = 0
     return aside
 
 
-def names_of(aside: Tensor, federation: Federation) -> list[str]:
-    return [federation.names[k] for k in aside.nonzero()[:, 0].tolist()]
+def names_of(aside: Tensor, federation: Federation, who: NDArray[np.int64] | None = None) -> list[str]:
+    """The names of clients set aside; `who` are the clients asked, if not all were."""
+    index = aside.nonzero()[:, 0].cpu().numpy()
+    return [federation.names[k] for k in (index if who is None else who[index])]
+
+
+def shares(federation: Federation, who: NDArray[np.int64], weighting: Weighting) -> Tensor:
+    """How much each of these clients counts in an average: by its samples, or all alike."""
+    samples = federation.samples[who].to(federation.start.dtype)
+    return (samples if weighting == "samples" else torch.ones_like(samples)).to(federation.device)

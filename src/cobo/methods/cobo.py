@@ -105,8 +105,10 @@ class CoBo(Method):
     def round(self, state: State, federation: Federation) -> list[str]:
         pairs = self._pairs(state, federation)
         answer = federation.gradients(state.X, round=state.round, pairs=pairs, out=state.gradient)
-        aside = set_aside(answer, federation, state.round)
+        aside = set_aside(answer.rows, answer.finite, federation, state.round)
         self._select(state, federation, answer, aside)
+        # Up: every model, and both gradients of a pair. Down: the sum of collaborators, and the midpoint to both.
+        state.sent += 2 * len(federation) + 4 * len(pairs)
         with state.untouched(aside):
             if self.mixing == "explicit":  # x <- x - eta rho L x - eta g
                 self._pull_together(state, aside)

@@ -13,7 +13,7 @@ class Local(Method):
 
     def round(self, state: State, federation: Federation) -> list[str]:
         answer = federation.gradients(state.X, round=state.round, out=state.gradient)
-        aside = set_aside(answer, federation, state.round)
+        aside = set_aside(answer.rows, answer.finite, federation, state.round)
         with state.untouched(aside):
             state.descend(answer.rows)
         return names_of(aside, federation)

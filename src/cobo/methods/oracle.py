@@ -31,7 +31,8 @@ class Oracle(Method):
 
     def round(self, state: State, federation: Federation) -> list[str]:
         answer = federation.gradients(state.X, round=state.round, out=state.gradient)
-        aside = set_aside(answer, federation, state.round)
+        aside = set_aside(answer.rows, answer.finite, federation, state.round)
+        state.sent += 2 * len(federation)
         samples = federation.samples.to(answer.rows.dtype)
         M = state.tensors["weights"].to(samples) * samples * ~aside.cpu()
         total = M.sum(1, keepdim=True)

@@ -102,7 +102,7 @@ def _claim(folder: Path, resume: bool) -> None:
 
 def _result(run: Run) -> Result:
     federation, W = run.federation, run.state.weights
-    models = federation.build(run.state.X)
+    models = federation.build(run.personal)
     names = federation.names
     whole = {name: module.state_dict() for name, module in models.items()}
     own = {name: federation.blueprint.own(state) for name, state in whole.items()}

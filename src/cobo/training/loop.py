@@ -51,7 +51,7 @@ class Run:
         method.check(federation, training.lr)
         self.federation, self.method, self.training, self.folder = federation, method, training, folder
         self._listeners = list(listeners)
-        models = nn.Parameter(federation.start)
+        models = nn.Parameter(method.rows(federation))
         optimizer = training.make_optimizer(models)
         self._schedule: LRScheduler | None = training.make_schedule(optimizer)
         self.state = State(models, optimizer, training.rounds, tensors=method.start(federation))
@@ -69,6 +69,9 @@ class Run:
             event="started", round=self.state.round, rounds=self.training.rounds, method=self.method.name,
             clients=self.federation.names, executor=chosen.executor.name, executor_reason=chosen.reason,
         )  # fmt: skip
+        costly = self.method.warning(self.federation, self.training.rounds)
+        if costly is not None and self.state.round == 0:
+            self._tell(event="warning", message=costly)
         for name in self.federation.unsound:
             self._tell(event="warning", message=f"client {name!r} has values in its data that are not finite")
         try:
@@ -113,6 +116,11 @@ class Run:
             self._evaluate()
             self._save()
 
+    @property
+    def personal(self) -> Tensor:
+        """The clients' models as they are now."""
+        return self.method.personal(self.state, self.federation)
+
     def take_output(self) -> None:
         """Make the models, weights and buffers those that the method returns, where that is not the last round's."""
         tensors = self.state.tensors
@@ -135,10 +143,12 @@ class Run:
         if state.round == self.training.rounds:
             self.take_output()
         measured = [
-            {k: v if math.isfinite(v) else None for k, v in m.items()} for m in self.federation.evaluate(state.X)
+            {k: v if math.isfinite(v) else None for k, v in m.items()} for m in self.federation.evaluate(self.personal)
         ]
         line: dict[str, Any] = {"round": state.round, "seconds": round(self._seconds(), 3)}
         line["gradients"] = self.federation.computed
+        line["comparisons"] = self.federation.compared
+        line["bytes"] = state.sent * state.X.shape[1] * state.X.element_size()
         for name in ("accuracy", "loss"):
             values = [m[name] for m in measured if name in m]
             if values:
@@ -188,7 +198,10 @@ class Run:
         for name, value in state.optimizer.state.get(state.models, {}).items():
             if isinstance(value, Tensor):
                 kept[f"optimizer/{name}"] = value
-        facts = {"settings": self._settings(), "gradients": self.federation.computed, "seconds": self._seconds()}
+        facts = {
+            "settings": self._settings(), "gradients": self.federation.computed, "sent": state.sent,
+            "comparisons": self.federation.compared, "seconds": self._seconds(),
+        }  # fmt: skip
         checkpoint.write(self.folder / "checkpoint", state.round, checkpoint.Checkpoint(tensors | kept, facts))
         self._tell(event="checkpoint", round=state.round)
 
@@ -205,7 +218,8 @@ class Run:
         facts, state = found.facts, self.state
         self._compare(facts["settings"])
         parts = dict(found.tensors)
-        state.X.copy_(parts.pop("models"))
+        state.models.data = parts.pop("models").to(state.X)
+        state.gradient = torch.empty_like(state.X)
         for name, tensor in parts.items():
             room, _, leaf = name.partition("/")
             if room == "method":
@@ -216,7 +230,8 @@ class Run:
                 state.optimizer.state[state.models][leaf] = tensor.to(state.X.device) if leaf != "step" else tensor
         state.round = facts["round"]
         self._replay_schedule(state.round)
-        self.federation.computed = facts["gradients"]
+        self.federation.computed, self.federation.compared = facts["gradients"], facts["comparisons"]
+        state.sent = facts["sent"]
         self._seconds_before = facts["seconds"]
         self._keep_records(state.round)
         return True

@@ -1,0 +1,55 @@
+"""Ditto: personal models pulled toward a shared one (Li, Hu, Beirami and Smith 2021, Algorithm 1).
+
+    shared     w    minimises  sum_k p_k f_k(w): FedAvg, whose gradients are taken *at w*
+    personal   x_k  minimises  f_k(x_k) + lambda/2 |x_k - w|^2
+
+Symbols: X [n + 1, d], row k < n is x_k and the last row is w. A client that takes part in a round steps both models,
+its personal one toward w as it was at the start of the round. With lambda = 0, x_k is Local; w is FedAvg always.
+"""
+
+from typing import ClassVar
+
+import torch
+from pydantic import AliasChoices, Field
+from torch import Tensor
+
+from cobo.errors import ConfigError
+from cobo.federation import Federation
+from cobo.methods.base import State, names_of, participants
+from cobo.methods.fedavg import FedAvg
+
+
+class Ditto(FedAvg):
+    """`lam` (in files also `lambda`) is the pull; 1 is what its authors recommend. Other settings are FedAvg's.
+
+    >>> Ditto(lam=0.1).lam, Ditto(**{"lambda": 0.1}).lam
+    (0.1, 0.1)
+    """
+
+    name: ClassVar[str] = "ditto"
+
+    lam: float = Field(default=1.0, ge=0, validation_alias=AliasChoices("lam", "lambda"))
+
+    def check(self, federation: Federation, lr: float) -> None:
+        if self.lam * lr >= 2:
+            raise ConfigError(f"lam = {self.lam} cannot be stable with lr = {lr}: it should be less than {2 / lr:.6g}")
+
+    def rows(self, federation: Federation) -> Tensor:
+        return torch.cat([federation.start, federation.start[:1]])
+
+    def personal(self, state: State, federation: Federation) -> Tensor:
+        return state.X[:-1]
+
+    def round(self, state: State, federation: Federation) -> list[str]:
+        who = participants(federation, state.round, self.participation)
+        X, w = state.X[who], state.X[-1]
+        # The shared model is never used as such, so it moves nobody's running statistics.
+        D_w, aside_w = self.directions(state, federation, w.expand(len(who), -1), who, track=False)
+        D, aside = self.directions(state, federation, X, who, pull=self.lam, anchor=w)
+        state.sent += 2 * len(who)
+        G, still = state.gradient.zero_(), torch.ones(len(state.X), dtype=torch.bool, device=X.device)
+        G[who], still[who] = D, aside
+        G[-1:], still[-1] = self.averaged(D_w, aside_w, federation, who), aside_w.all()
+        with state.untouched(still):
+            state.descend(G)
+        return names_of(aside | aside_w, federation, who)

@@ -1,0 +1,109 @@
+"""Federated Clustering: every client averages the gradients that look like its own (Werner et al. 2023).
+
+In each round every client k takes a gradient z_k = g_k(x_i) at every model x_i; client i averages them around its own:
+
+    v <- z_i;   repeated:   v <- 1/n sum_k (z_k if |z_k - v| <= tau, else v);   x_i <- x_i - eta v
+
+Symbols: tau the threshold, such that a `quantile` of the n points lies within it, its own included. With all within it
+(tau infinite) v is the mean of all gradients; with none but its own, client i is alone. n^2 gradients a round.
+"""
+
+import math
+from typing import ClassVar
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from cobo.errors import ConfigError
+from cobo.federation import Federation
+from cobo.methods.base import Method, State, names_of, set_aside
+
+
+class FederatedClustering(Method):
+    """Without `quantile`, each client is told the size of its true group.
+
+    With `momentum` b the points are m_ik <- b m_ik + (1 - b) g_k(x_i), which a client recognises more easily but which
+    take n^2 d numbers to remember.
+    """
+
+    name: ClassVar[str] = "fc"
+
+    quantile: float | None = Field(default=None, gt=0, le=1)
+    iterations: int = Field(default=10, ge=1)
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+
+    def check(self, federation: Federation, lr: float) -> None:
+        if self.quantile is None and None in federation.groups:
+            raise ConfigError("fc needs to know how large a group is; set quantile, or group= on every client")
+
+    def warning(self, federation: Federation, rounds: int) -> str:
+        n, d = len(federation), federation.blueprint.size
+        text = f"fc takes a gradient of every client at every model: {n * n:,} a round and {n * n * rounds:,} in all"
+        if self.momentum:
+            return f"{text}; their momenta take {n * n * d * 4 / 1e6:,.0f} MB"
+        return text
+
+    def start(self, federation: Federation) -> dict[str, Tensor]:
+        n = len(federation)
+        momenta = {"momenta": torch.zeros(n, n, federation.blueprint.size, dtype=federation.start.dtype)}
+        return {"weights": torch.ones(n, n), **(momenta if self.momentum else {})}
+
+    def round(self, state: State, federation: Federation) -> list[str]:
+        n = len(federation)
+        own = federation.gradients(state.X, round=state.round, out=state.gradient)
+        aside = set_aside(own.rows, own.finite, federation, state.round)
+        members = self._members(federation)
+        W = torch.eye(n)
+        at_once = max(1, federation.models_at_once // n)
+        for first in range(0, n, at_once):
+            block = range(first, min(n, first + at_once))
+            Z, finite = self._points(state, federation, own.rows, own.finite, block)
+            for z, good, i in zip(Z, finite, block, strict=True):
+                if not aside[i]:
+                    own.rows[i], W[i] = self._average(z, good, i, members[i])
+        state.sent += 2 * n * (n - 1)
+        state.tensors["weights"] = W
+        with state.untouched(aside):
+            state.descend(own.rows)
+        return names_of(aside, federation)
+
+    def _points(
+        self, state: State, federation: Federation, own: Tensor, own_finite: Tensor, block: range
+    ) -> tuple[Tensor, Tensor]:
+        """[b, n, d]: gradients of all clients at the models of a block of clients, and which of them are finite."""
+        n = len(federation)
+        asked = [(i, k) for i in block for k in range(n) if k != i]
+        i, k = np.array(asked, dtype=np.int64).reshape(-1, 2).T
+        answer = federation.gradients(state.X[i], k.tolist(), state.round, track=False)
+        Z = own.new_empty(len(block), n, own.shape[1])
+        finite = torch.ones(len(block), n, dtype=torch.bool, device=own.device)
+        Z[i - block.start, k], finite[i - block.start, k] = answer.rows.nan_to_num(0, 0, 0), answer.finite
+        mine = torch.arange(len(block))
+        Z[mine, list(block)], finite[mine, list(block)] = (
+            own[block.start : block.stop],
+            own_finite[block.start : block.stop],
+        )
+        if self.momentum:
+            M = state.tensors["momenta"][block.start : block.stop].to(Z)
+            Z = Z if state.round == 0 else torch.where(finite[..., None], torch.lerp(Z, M, self.momentum), M)
+            state.tensors["momenta"][block.start : block.stop] = Z.cpu()
+        return Z, finite
+
+    def _average(self, Z: Tensor, finite: Tensor, i: int, members: int) -> tuple[Tensor, Tensor]:
+        """The clipped iterative average around point i, and who was within the threshold at the end."""
+        v = Z[i]
+        near = finite
+        for _ in range(self.iterations):
+            distance = torch.where(finite, torch.linalg.vector_norm(Z - v, dim=1), torch.inf)
+            near = (distance <= distance.kthvalue(members).values) & finite
+            v = v + (near[:, None] * (Z - v)).mean(0)
+        return v, near.float().cpu()
+
+    def _members(self, federation: Federation) -> list[int]:
+        """How many points lie within the threshold of each client."""
+        n, groups = len(federation), federation.groups
+        if self.quantile is not None:
+            return [max(1, math.ceil(self.quantile * n - 1e-9))] * n
+        return [groups.count(group) for group in groups]

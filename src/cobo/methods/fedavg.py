@@ -1,0 +1,84 @@
+"""FedAvg: one model that all clients share (McMahan et al. 2017, Algorithm 1).
+
+Symbols: x [1, d] the shared model, S the clients that take part in a round, p_k how much client k counts,
+H `local_steps`, eta the learning rate. Each k in S takes H steps from x; the shared model becomes their mean:
+
+    x <- x - eta sum_{k in S} p_k D_k,    D_k = (x - x_k after H steps) / eta,    sum p_k = 1
+
+D_k is client k's gradient when H = 1. The step is taken by the run's optimiser: momentum and Adam are those of the
+server (Reddi et al. 2021), the clients' own steps are plain.
+"""
+
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
+
+from cobo.federation import Federation
+from cobo.methods.base import Method, State, Weighting, names_of, participants, set_aside, shares
+
+
+class FedAvg(Method):
+    """One shared model; `participation` is the share of clients drawn in each round.
+
+    >>> FedAvg(local_steps=5, participation=0.1, weighting="equal").local_steps
+    5
+    """
+
+    name: ClassVar[str] = "fedavg"
+
+    local_steps: int = Field(default=1, ge=1)
+    participation: float = Field(default=1.0, gt=0, le=1)
+    weighting: Weighting = "samples"
+
+    def rows(self, federation: Federation) -> Tensor:
+        return federation.start[:1].clone()
+
+    def personal(self, state: State, federation: Federation) -> Tensor:
+        return state.X.expand(len(federation), -1)
+
+    def round(self, state: State, federation: Federation) -> list[str]:
+        who = participants(federation, state.round, self.participation)
+        D, aside = self.directions(state, federation, state.X.expand(len(who), -1), who)
+        state.sent += 2 * len(who)
+        with state.untouched(aside.all()[None]):
+            state.descend(self.averaged(D, aside, federation, who))
+        return names_of(aside, federation, who)
+
+    def directions(
+        self,
+        state: State,
+        federation: Federation,
+        models: Tensor,
+        who: NDArray[np.int64],
+        *,
+        pull: float = 0.0,
+        anchor: Tensor | None = None,
+        track: bool = True,
+    ) -> tuple[Tensor, Tensor]:
+        """D [m, d]: where each client's local steps from its model lead, and which clients were set aside.
+
+        With `anchor` [d], steps are of the loss plus pull/2 |x - anchor|^2.
+        """
+        if self.local_steps == 1:
+            answer = federation.gradients(models, who.tolist(), state.round, track=track)
+            D, finite = answer.rows, answer.finite
+            if anchor is not None:
+                D.add_(models - anchor, alpha=pull)
+        else:
+            moved = federation.local_steps(
+                models, who.tolist(), state.round, steps=self.local_steps, lr=state.lr, track=track,
+                pull=None if anchor is None else torch.full_like(models[:, 0], pull),
+                anchors=None if anchor is None else pull * anchor,
+            )  # fmt: skip
+            D = (models - moved) / state.lr
+            finite = torch.isfinite(D.sum(1))
+        return D, set_aside(D, finite, federation, state.round)
+
+    def averaged(self, D: Tensor, aside: Tensor, federation: Federation, who: NDArray[np.int64]) -> Tensor:
+        """[1, d]: the mean direction of those that were not set aside."""
+        p = shares(federation, who, self.weighting) * ~aside
+        return (p / p.sum().clamp(min=1))[None] @ D

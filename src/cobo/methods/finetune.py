@@ -1,0 +1,30 @@
+"""Fine-tuned FedAvg: one shared model first, then each client goes on alone from it.
+
+The two-phase baseline of personalised federated learning (Yu, Bagdasaryan and Shmatikov 2020; Wang et al. 2019):
+FedAvg for a `share` of the rounds, then x_i <- x_i - eta g_i from the shared model, with a fresh optimiser.
+"""
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from cobo.federation import Federation
+from cobo.methods.base import State
+from cobo.methods.fedavg import FedAvg
+from cobo.methods.local import Local
+
+
+class FineTunedFedAvg(FedAvg):
+    """`share` is the part of the rounds that is FedAvg; its settings are those of FedAvg."""
+
+    name: ClassVar[str] = "finetune"
+
+    share: float = Field(default=0.5, ge=0, le=1)
+
+    def round(self, state: State, federation: Federation) -> list[str]:
+        if state.round < round(self.share * state.rounds):
+            return super().round(state, federation)
+        if len(state.X) == 1:
+            state.take([0] * len(federation))
+            state.optimizer.state.clear()
+        return Local().round(state, federation)
