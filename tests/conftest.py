@@ -8,6 +8,9 @@ import torch
 from torch import Tensor, nn
 
 import cobo
+from cobo.compute.task import Task
+from cobo.federation import Federation
+from cobo.methods import State
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -29,9 +32,9 @@ def quadratic(module: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     return (0.5 * batch["a"] * (module.x - batch["mu"]).square().sum(-1)).mean()
 
 
-def point_client(name: str, mu: list[float], a: float = 1.0, group=None) -> cobo.Client:
+def point_client(name: str, mu: list[float], a: float = 1.0, group=None, samples: int = 2) -> cobo.Client:
     """All samples are alike, so that stochastic gradients are exact."""
-    data = {"mu": torch.tensor([mu, mu], dtype=torch.float64), "a": torch.tensor([a, a], dtype=torch.float64)}
+    data = {"mu": torch.tensor([mu] * samples).double(), "a": torch.tensor([a] * samples).double()}
     return cobo.Client(name, train=data, test=data, group=group)
 
 
@@ -41,3 +44,17 @@ def blobs(name: str, *, seed: int, flip: bool = False, samples: int = 40, group=
     y = torch.randint(0, 2, (samples,), generator=generator)
     x = torch.randn(samples, 2, generator=generator) + 3 * (y[:, None] - 0.5)
     return cobo.Client(name, train=(x, 1 - y if flip else y), test=(x, 1 - y if flip else y), group=group)
+
+
+def started(clients, model, method, *, lr=0.1, momentum=0.0, rounds=1000, objective=None, **options):
+    """A federation and a method's state before its first round."""
+    federation = Federation(clients, model, task=Task(objective=objective), **options)
+    X = nn.Parameter(method.rows(federation))
+    state = State(X, torch.optim.SGD([X], lr=lr, momentum=momentum), rounds, tensors=method.start(federation))
+    return federation, state
+
+
+def play(method, federation, state, rounds):
+    for _ in range(rounds):
+        method.round(state, federation)
+        state.round += 1

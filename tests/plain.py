@@ -1,28 +1,90 @@
-"""Algorithm 1 in plain Python: loops over clients, pairs and parameters, nothing stacked, nothing clever.
+"""The methods in plain Python: loops over clients, pairs and parameters, nothing stacked, nothing clever.
 
-The readable version that the fast path is held against. It shares with it only what defines the random draws.
+The readable versions that the fast path is held against. They share with it only what defines the random draws.
+A model is a list of parameter tensors.
 """
 
 import copy
+import math
 
 import numpy as np
 import torch
-from torch import nn
 
 from cobo import draws
 
 
-class PlainCoBo:
-    """x_i are lists of parameter tensors, W is a list of lists of numbers."""
+class Plain:
+    """Clients and their stochastic gradients; `x[i]` is client i's model."""
 
-    def __init__(self, clients, model: nn.Module, loss, *, rho, gamma, lr, batch_size, seed):
+    def __init__(self, clients, model, loss, *, lr, batch_size, seed, **settings):
         self.names = [client.name for client in clients]
         self.data = [client.train.fields for client in clients]
+        self.samples = [len(client.train) for client in clients]
         self.model, self.loss = copy.deepcopy(model), loss
-        self.rho, self.gamma, self.lr = rho, gamma, lr
-        self.batch_size, self.seed = batch_size, seed
+        self.lr, self.batch_size, self.seed = lr, batch_size, seed
         self.n = len(clients)
-        self.x = [[p.detach().clone() for p in model.parameters()] for _ in range(self.n)]
+        self.start = [p.detach().clone() for p in model.parameters()]
+        self.x = [self.start] * self.n
+        self.prepare(**settings)
+
+    def prepare(self):
+        pass
+
+    def put(self, parameters):
+        with torch.no_grad():
+            for mine, given in zip(self.model.parameters(), parameters, strict=True):
+                mine.copy_(given)
+
+    def batch(self, client: int, key):
+        inputs, targets = self.data[client]
+        size = np.array(len(inputs), dtype=np.int64)
+        positions = torch.from_numpy(draws.integers(key, size, self.batch_size))
+        return inputs[positions], targets[positions]
+
+    def gradient(self, parameters, client: int, key) -> list[torch.Tensor]:
+        self.put(parameters)
+        inputs, targets = self.batch(client, key)
+        self.model.zero_grad()
+        self.loss(self.model(inputs), targets).backward()
+        return [p.grad.clone() for p in self.model.parameters()]
+
+    def value(self, parameters, client: int, key) -> float:
+        self.put(parameters)
+        inputs, targets = self.batch(client, key)
+        return self.loss(self.model(inputs), targets).item()
+
+    def batch_key(self, client: int):
+        return draws.key(self.seed, "batch", self.names[client])
+
+    def key(self, client: int, *parts):
+        return draws.combine(self.batch_key(client), *parts)
+
+    def present(self, t: int, rate: float) -> list[int]:
+        drawn = [
+            float(draws.uniform(draws.combine(draws.key(self.seed, "participation", name), t), 1)[0])
+            for name in self.names
+        ]
+        count = max(1, math.floor(rate * self.n + 0.5))
+        return sorted(sorted(range(self.n), key=lambda k: drawn[k])[:count])
+
+
+def step(x, direction, lr):
+    return [p - lr * g for p, g in zip(x, direction, strict=True)]
+
+
+def mean(models, shares):
+    return [sum(s * m[q] for s, m in zip(shares, models, strict=True)) / sum(shares) for q in range(len(models[0]))]
+
+
+def distance(a, b) -> float:
+    return math.sqrt(sum(float((p - q).square().sum()) for p, q in zip(a, b, strict=True)))
+
+
+class PlainCoBo(Plain):
+    """Algorithm 1; W is a list of lists of numbers."""
+
+    def prepare(self, rho, gamma):
+        self.rho, self.gamma = rho, gamma
         self.W = [[1.0] * self.n for _ in range(self.n)]
 
     def round(self, t: int) -> None:
@@ -46,26 +108,96 @@ class PlainCoBo:
                 if k != i:
                     for q in range(len(direction)):
                         direction[q] = direction[q] + self.rho * self.W[i][k] * (self.x[i][q] - self.x[k][q])
-            new.append([p - self.lr * g for p, g in zip(self.x[i], direction, strict=True)])
+            new.append(step(self.x[i], direction, self.lr))
         self.x = new
-
-    def gradient(self, parameters, client: int, key) -> list[torch.Tensor]:
-        with torch.no_grad():
-            for mine, given in zip(self.model.parameters(), parameters, strict=True):
-                mine.copy_(given)
-        inputs, targets = self.data[client]
-        size = np.array(len(inputs), dtype=np.int64)
-        positions = torch.from_numpy(draws.integers(key, size, self.batch_size))
-        self.model.zero_grad()
-        self.loss(self.model(inputs[positions]), targets[positions]).backward()
-        return [p.grad.clone() for p in self.model.parameters()]
 
     def asked(self, i: int, j: int, t: int) -> bool:
         mine, other = (draws.key(self.seed, "pair", self.names[k]) for k in (i, j))
         return float(draws.uniform(draws.combine(mine, other, t), 1)[0]) < 1 / self.n
 
-    def batch_key(self, client: int):
-        return draws.key(self.seed, "batch", self.names[client])
 
-    def key(self, client: int, *parts):
-        return draws.combine(self.batch_key(client), *parts)
+class PlainFedAvg(Plain):
+    """The server sends its model out, clients train it, the server averages what comes back."""
+
+    def prepare(self, local_steps=1, participation=1.0):
+        self.local_steps, self.participation = local_steps, participation
+
+    def round(self, t: int) -> None:
+        back, present = [], self.present(t, self.participation)
+        for k in present:
+            mine = self.x[0]
+            for h in range(self.local_steps):
+                mine = step(mine, self.gradient(mine, k, self.key(k, t, h)), self.lr)
+            back.append(mine)
+        self.x = [mean(back, [self.samples[k] for k in present])] * self.n
+
+
+class PlainDitto(Plain):
+    """Both models of a client take their steps in the same visit; the personal one sees the model that was sent."""
+
+    def prepare(self, lam, local_steps=1, participation=1.0):
+        self.lam, self.local_steps, self.participation = lam, local_steps, participation
+        self.w = self.start
+
+    def round(self, t: int) -> None:
+        back, new, present = [], list(self.x), self.present(t, self.participation)
+        for k in present:
+            shared, mine = self.w, self.x[k]
+            for h in range(self.local_steps):
+                shared = step(shared, self.gradient(shared, k, self.key(k, t, h)), self.lr)
+                direction = self.gradient(mine, k, self.key(k, t, h))
+                pull = [self.lam * (p - q) for p, q in zip(mine, self.w, strict=True)]
+                mine = step(step(mine, direction, self.lr), pull, self.lr)
+            back.append(shared)
+            new[k] = mine
+        self.w, self.x = mean(back, [self.samples[k] for k in present]), new
+
+
+class PlainIFCA(Plain):
+    """Every present client picks the centre with the least loss on its batch; centres average their pickers."""
+
+    def prepare(self, centres, rounds, participation=1.0):
+        self.centres, self.rounds, self.participation = centres, rounds, participation
+        self.choice = [0] * self.n
+
+    def round(self, t: int) -> None:
+        present = self.present(t, self.participation)
+        for k in range(self.n) if t in (0, self.rounds - 1) else present:
+            values = [self.value(c, k, self.key(k, t, 0)) for c in self.centres]
+            self.choice[k] = values.index(min(values))
+        new = []
+        for j, c in enumerate(self.centres):
+            members = [k for k in present if self.choice[k] == j]
+            if members:
+                gradients = [self.gradient(c, k, self.key(k, t, 0)) for k in members]
+                c = step(c, mean(gradients, [self.samples[k] for k in members]), self.lr)
+            new.append(c)
+        self.centres = new
+        self.x = [new[j] for j in self.choice]
+
+
+class PlainFC(Plain):
+    """Each client collects everyone's gradient at its own model, and averages those near its own."""
+
+    def prepare(self, members, iterations, momentum=0.0):
+        self.members, self.iterations, self.momentum = members, iterations, momentum
+        self.m = {}
+
+    def round(self, t: int) -> None:
+        new = []
+        for i in range(self.n):
+            points = []
+            for k in range(self.n):
+                z = self.gradient(self.x[i], k, self.key(k, t, 0))
+                if t > 0 and self.momentum:
+                    b = self.momentum
+                    z = [b * old + (1 - b) * p for old, p in zip(self.m[i, k], z, strict=True)]
+                self.m[i, k] = z
+                points.append(z)
+            v = points[i]
+            for _ in range(self.iterations):
+                distances = [distance(z, v) for z in points]
+                tau = sorted(distances)[self.members - 1]
+                v = mean([z if d <= tau else v for z, d in zip(points, distances, strict=True)], [1] * self.n)
+            new.append(step(self.x[i], v, self.lr))
+        self.x = new

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from conftest import Point, blobs, point_client, quadratic
+from conftest import Point, blobs, play, point_client, quadratic, started
 from plain import PlainCoBo
 from torch import nn
 
@@ -11,21 +11,8 @@ import cobo
 from cobo.compute.task import Task
 from cobo.errors import ConfigError
 from cobo.federation import Federation
-from cobo.methods import METHODS, CoBo, State
+from cobo.methods import METHODS, CoBo
 from cobo.models import mlp
-
-
-def started(clients, model, method, *, lr=0.1, rounds=1000, objective=None, **options):
-    federation = Federation(clients, model, task=Task(objective=objective), **options)
-    X = nn.Parameter(federation.start)
-    state = State(X, torch.optim.SGD([X], lr=lr), rounds, tensors=method.start(federation))
-    return federation, state
-
-
-def play(method, federation, state, rounds):
-    for _ in range(rounds):
-        method.round(state, federation)
-        state.round += 1
 
 
 def test_one_round_of_two_clients_by_hand():
