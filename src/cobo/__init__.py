@@ -7,7 +7,7 @@
 """
 
 from cobo import errors
-from cobo.federation import Client
+from cobo.federation import Client, partition
 from cobo.methods import IFCA, CoBo, Ditto, FedAvg, FederatedClustering, FineTunedFedAvg, Local, Oracle
 from cobo.training.fit import fit
 from cobo.training.result import Result
@@ -30,4 +30,5 @@ __all__ = [
     "errors",
     "fit",
     "load",
+    "partition",
 ]

@@ -14,10 +14,15 @@ from rich.table import Table
 from cobo.compute.allocator import keep_freed_memory
 from cobo.data import DATA
 from cobo.errors import CheckpointError, CoboError, ConfigError, DataError, RunError
-from cobo.experiments import EXPERIMENTS, load_experiment
+from cobo.experiments import EXPERIMENTS, Experiment, load_experiment
+from cobo.experiments import tune as search
+from cobo.experiments.runner import compare as run_all
 from cobo.experiments.runner import run as run_one
+from cobo.experiments.tune import FIRST_SEED
 from cobo.methods import METHODS
 from cobo.report import summary
+from cobo.report import table as tables
+from cobo.report.board import Board
 from cobo.training.events import Listener, TensorBoard
 
 app = typer.Typer(
@@ -35,16 +40,20 @@ Changes = Annotated[
 ]
 Out = Annotated[Path | None, typer.Option(help="Folder for what the run leaves behind. By default runs/EXPERIMENT.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoints in the folder.")]
-Board = Annotated[Path | None, typer.Option(help="Also write metrics for TensorBoard into this folder.")]
+Tuned = Annotated[
+    str | None, typer.Option(help="The methods' settings from a file that `cobo tune` wrote, or `paper`.")
+]
+Methods = Annotated[str, typer.Option(help="Names separated by commas, or all.")]
+Boards = Annotated[Path | None, typer.Option(help="Also write metrics for TensorBoard into this folder.")]
 
 
 @app.command()
 def demo(
     out: Annotated[Path | None, typer.Option(help="Folder for the results. By default a new one in runs.")] = None,
 ) -> None:
-    """All methods on the digits data: nothing to download, about a minute, ends with a table."""
+    """All eight methods on the digits data: nothing to download, about a minute, ends with a table."""
     folder = out or Path("runs") / f"demo-{datetime.now():%Y%m%d-%H%M%S}"
-    _compare("digits", "all", 1, None, [], folder, resume=out is not None)
+    _compare(load_experiment("digits", EXPERIMENTS), "all", 1, folder, resume=out is not None)
 
 
 @app.command()
@@ -56,31 +65,60 @@ def run(
     set_: Changes = None,
     out: Out = None,
     resume: Resume = False,
-    tensorboard: Board = None,
+    tuned: Tuned = None,
+    tensorboard: Boards = None,
 ) -> None:
     """Run one method of an experiment with one seed."""
-    chosen = load_experiment(experiment, EXPERIMENTS, _changes(set_, rounds))
+    chosen = load_experiment(experiment, EXPERIMENTS, _changes(set_, rounds), tuned)
     folder = out or Path("runs") / chosen.experiment
     listeners: list[Listener] = [] if tensorboard is None else [_tensorboard(tensorboard)]
     with _resumable(folder):
         run_one(chosen, method, seed, folder, resume=resume, listeners=listeners)
-    _show(folder, chosen.experiment, chosen.target_accuracy)
+    _show(folder, chosen)
 
 
 @app.command()
 def compare(
     experiment: Name,
-    methods: Annotated[str, typer.Option(help="Names separated by commas, or all.")] = "all",
-    seeds: Annotated[int, typer.Option(min=1, help="How many: seeds 0, 1, ...")] = 1,
+    methods: Methods = "all",
+    seeds: Annotated[int, typer.Option(min=1, max=FIRST_SEED, help="How many: seeds 0, 1, ...")] = 1,
     rounds: Rounds = None,
     set_: Changes = None,
     out: Out = None,
     resume: Resume = False,
+    tuned: Tuned = None,
 ) -> None:
     """Run several methods with several seeds, and put them in one table."""
+    chosen = load_experiment(experiment, EXPERIMENTS, _changes(set_, rounds), tuned)
+    _compare(chosen, methods, seeds, out or Path("runs") / chosen.experiment, resume=resume)
+
+
+@app.command()
+def tune(
+    experiment: Name,
+    methods: Methods = "all",
+    trials: Annotated[int, typer.Option(min=1, help="Settings to try for each method.")] = 16,
+    seeds: Annotated[int, typer.Option(min=1, help=f"How many: seeds {FIRST_SEED}, {FIRST_SEED + 1}, ...")] = 3,
+    rounds: Rounds = None,
+    set_: Changes = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the search. By default runs/tune-EXPERIMENT.")] = None,
+    resume: Resume = False,
+) -> None:
+    """Search each method's settings on validation data, with the same number of trials; for `compare --tuned`."""
     chosen = load_experiment(experiment, EXPERIMENTS, _changes(set_, rounds))
-    folder = out or Path("runs") / chosen.experiment
-    _compare(experiment, methods, seeds, rounds, set_ or [], folder, resume=resume)
+    wanted = _wanted(methods, chosen)
+    folder = out or Path("runs") / f"tune-{chosen.experiment}"
+    if not resume and any(folder.glob("*/trials.jsonl")):
+        raise CheckpointError(f"{folder} already holds a search; go on with it (--resume) or choose another --out")
+
+    def table() -> Table:
+        return _tuning_table(folder, wanted, seeds)
+
+    with _resumable(folder), Board(len(wanted) * trials * seeds, chosen.rounds, table) as board:
+        search.tune(chosen, wanted, trials, seeds, folder, board)
+    console = Console()
+    console.print(table())
+    console.print(f"written to {folder / 'tuned.toml'}; use it with `cobo compare {experiment} --tuned`", markup=False)
 
 
 @app.command()
@@ -89,8 +127,7 @@ def report(folder: Annotated[Path, typer.Argument(metavar="DIR")]) -> None:
     path = folder / "experiment.toml"
     if not path.is_file():
         raise ConfigError(f"{folder} holds no experiment.toml; give a folder that `cobo run` or `compare` wrote")
-    chosen = load_experiment(str(path), EXPERIMENTS)
-    _show(folder, chosen.experiment, chosen.target_accuracy)
+    _show(folder, load_experiment(str(path), EXPERIMENTS))
 
 
 @app.command()
@@ -110,10 +147,28 @@ def methods() -> None:
     _list(("name", "what", "settings"), listed)
 
 
-@app.command()
-def data() -> None:
+sources = typer.Typer(
+    help="What data sets are present, where, and how to get what is missing.", invoke_without_command=True
+)
+app.add_typer(sources, name="data")
+
+
+@sources.callback()
+def data(context: typer.Context) -> None:
     """What data sets are present, where, and how to get what is missing."""
-    _list(("name", "what", "where"), [tuple(source) for source in DATA.values()])
+    if context.invoked_subcommand is None:
+        _list(("name", "what", "where"), [(source.name, source.what, source.where) for source in DATA.values()])
+
+
+@sources.command()
+def fetch(name: Annotated[str, typer.Argument(metavar="NAME")]) -> None:
+    """Download a data set, checked, into the user's cache; nothing is done if it is already there."""
+    if name not in DATA:
+        raise ConfigError(f"data set {name!r} is not known; it should be one of {', '.join(DATA)}")
+    source = DATA[name]
+    if source.locate() is None and source.fetch is not None:
+        source.fetch()
+    Console().print(f"{name}: {source.where}", markup=False, highlight=False)
 
 
 def main() -> None:
@@ -138,18 +193,24 @@ def main() -> None:
         _fail("stopped by the user", 130)
 
 
-def _compare(
-    name: str, methods: str, seeds: int, rounds: int | None, changes: list[str], folder: Path, *, resume: bool
-) -> None:
-    chosen = load_experiment(name, EXPERIMENTS, _changes(changes, rounds))
-    wanted = list(METHODS) if methods == "all" else [m.strip() for m in methods.split(",")]
+def _compare(experiment: Experiment, methods: str, seeds: int, folder: Path, *, resume: bool) -> None:
+    wanted = _wanted(methods, experiment)
+
+    def table() -> Table | None:
+        runs = summary.read_runs(folder)
+        return tables.terminal(_summarised(runs, experiment)) if runs else None
+
+    with _resumable(folder), Board(len(wanted) * seeds, experiment.rounds, table) as board:
+        run_all(experiment, wanted, range(seeds), folder, resume=resume, watch=board)
+    _show(folder, experiment)
+
+
+def _wanted(methods: str, experiment: Experiment) -> list[str]:
+    """The methods asked for, checked before anything runs."""
+    wanted = list(METHODS) if methods == "all" else list(dict.fromkeys(m.strip() for m in methods.split(",")))
     for method in wanted:
-        chosen.method(method)
-    with _resumable(folder):
-        for seed in range(seeds):
-            for method in wanted:
-                run_one(chosen, method, seed, folder, resume=resume)
-    _show(folder, chosen.experiment, chosen.target_accuracy)
+        experiment.method(method)
+    return wanted
 
 
 class _Stopped(CoboError):
@@ -183,11 +244,32 @@ def _tensorboard(folder: Path) -> TensorBoard:
         raise ConfigError("--tensorboard needs the extra: pip install 'cobo[tensorboard]'") from None
 
 
-def _show(folder: Path, experiment: str, target: float | None) -> None:
-    results = summary.summarise(folder, experiment, target)
+def _summarised(runs: summary.Runs, experiment: Experiment) -> summary.Results:
+    return summary.summarise(runs, experiment.experiment, experiment.target_accuracy)
+
+
+def _show(folder: Path, experiment: Experiment) -> None:
+    runs = summary.read_runs(folder)
+    if not runs:
+        raise CheckpointError(f"{folder} holds no finished run")
+    results = _summarised(runs, experiment)
+    tables.write(folder, results)
     console = Console()
-    console.print(summary.terminal(results), soft_wrap=not console.is_terminal)
+    console.print(tables.terminal(results), soft_wrap=not console.is_terminal)
     console.print(f"written to {folder}", markup=False, highlight=False)
+
+
+def _tuning_table(folder: Path, methods: Sequence[str], seeds: int) -> Table:
+    table = Table("method", "trials", "best score", "settings", box=None, pad_edge=False)
+    best = search.best(folder, seeds)
+    for method in methods:
+        done = len(search.finished(folder, method, seeds))
+        if method in best:
+            score, point = best[method].score, best[method].point
+            table.add_row(method, str(done), f"{score:.4g}", ", ".join(f"{k} = {v}" for k, v in point.items()))
+        else:
+            table.add_row(method, str(done), "-", "-")
+    return table
 
 
 def _list(columns: tuple[str, ...], listed: Sequence[tuple[str, ...]]) -> None:

@@ -1,20 +1,11 @@
 """Data sets: where they are, whether they are whole, and how to get what is missing."""
 
-from typing import NamedTuple
-
+from cobo.data.digits import SOURCE as DIGITS
 from cobo.data.digits import digits
+from cobo.data.fashion_mnist import SOURCE as FASHION_MNIST
+from cobo.data.fashion_mnist import fashion_mnist
+from cobo.data.source import Source, Split
 
-__all__ = ["DATA", "Source", "digits"]
+__all__ = ["DATA", "Source", "Split", "digits", "fashion_mnist"]
 
-
-class Source(NamedTuple):
-    """A data set that experiments can ask for."""
-
-    name: str
-    what: str
-    where: str
-
-
-DATA = {
-    "digits": Source("digits", "1,797 images of handwritten digits, 8x8, 10 classes", "comes with scikit-learn"),
-}
+DATA = {source.name: source for source in (DIGITS, FASHION_MNIST)}

@@ -2,13 +2,11 @@
 
 from typing import ClassVar
 
-import torch
 from pydantic import Field
 
 from cobo.data import digits
 from cobo.experiments.experiment import Experiment, Parts
-from cobo.federation import Client
-from cobo.federation.partition import permuted_labels
+from cobo.federation import partition
 from cobo.models import mlp
 
 
@@ -24,19 +22,9 @@ class Digits(Experiment):
 
     def build(self, seed: int) -> Parts:
         train, test = digits()
-        shares = permuted_labels(
+        shares = partition.permuted_labels(
             len(train.targets), 10, groups=self.groups, clients_per_group=self.clients_per_group,
             samples=self.samples, seed=seed,
         )  # fmt: skip
-        clients = []
-        for share in shares:
-            labels, mine = torch.from_numpy(share.labels), torch.from_numpy(share.positions)
-            clients.append(
-                Client(
-                    share.name,
-                    train=(train.inputs[mine], labels[train.targets[mine]]),
-                    test=(test.inputs, labels[test.targets]),
-                    group=share.group,
-                )
-            )
+        clients = partition.make_clients(shares, train, test)
         return Parts(clients, lambda: mlp(64, self.hidden, 10), "cross_entropy")

@@ -4,6 +4,7 @@ import tomllib
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -14,7 +15,7 @@ from cobo.compute.task import Loss
 from cobo.errors import ConfigError
 from cobo.federation import Client
 from cobo.methods import METHODS, Method
-from cobo.training.settings import Training
+from cobo.training.settings import OWN, Training
 
 
 class Parts(NamedTuple):
@@ -28,7 +29,7 @@ class Parts(NamedTuple):
 class Experiment(Training):
     """Settings of an experiment: those of training, its own, and a table for each method.
 
-    A method's table may also hold settings of training (its own learning rate, say), and `preset = "paper"`.
+    A method's table may also hold the settings of training in `OWN`, and `preset = "paper"`.
     """
 
     what: ClassVar[str]
@@ -47,6 +48,12 @@ class Experiment(Training):
         if name not in METHODS:
             raise ConfigError(f"method {name!r} is not known; it should be one of {', '.join(METHODS)}")
         kind = METHODS[name]
+        shared = [k for k in self.methods.get(name, {}) if k in Training.model_fields and k not in OWN]
+        if shared:
+            raise ConfigError(
+                f"{name}.{shared[0]} is not allowed; {shared[0]} is the same for all methods, of which each may have "
+                f"its own {', '.join(OWN)}"
+            )
         own = {k: v for k, v in self.methods.get(name, {}).items() if k not in Training.model_fields}
         preset = own.pop("preset", None)
         if preset is not None and preset not in kind.presets:
@@ -65,31 +72,54 @@ class Experiment(Training):
         return {k: v for k, v in self.model_dump(mode="json").items() if v is not None and k != "seed"}
 
 
-def load_experiment(name: str, known: Mapping[str, type[Experiment]], changes: Sequence[str] = ()) -> Experiment:
-    """An experiment by its name or by the path of a TOML file, with KEY=VALUE changes applied."""
-    path = Path(name)
+def load_experiment(
+    name: str, known: Mapping[str, type[Experiment]], changes: Sequence[str] = (), tuned: str | None = None
+) -> Experiment:
+    """An experiment by its name or by the path of a TOML file.
+
+    Its methods' tables give way to those of `tuned` (a file that `cobo tune` wrote, or "paper"), both to the
+    KEY=VALUE `changes`.
+    """
     if name in known:
-        text = (files("cobo.experiments") / f"{name}.toml").read_text(encoding="utf-8")
-    elif path.suffix == ".toml" and path.is_file():
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{name} cannot be read: {error}") from None
+        table = _read(files("cobo.experiments") / f"{name}.toml")
+    elif Path(name).suffix == ".toml" and Path(name).is_file():
+        table = _read(Path(name))
     else:
         raise ConfigError(f"experiment {name!r} is not known; it should be one of {', '.join(known)}, or a .toml file")
-    try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{name} is not valid TOML: {error}") from None
     kind = str(table.get("experiment"))
     if kind not in known:
         raise ConfigError(f"{name}: experiment = {kind!r} is not known; it should be one of {', '.join(known)}")
+    if tuned is not None:
+        table["methods"] = {**table.get("methods", {}), **_tuned(tuned, kind)}
     for change in changes:
         override(table, change)
     experiment = known[kind](**table)
     for method in experiment.methods:
         experiment.method(method)
     return experiment
+
+
+def _tuned(name: str, experiment: str) -> dict[str, Any]:
+    """The methods' tables of a tuned file, or the values that the paper's authors set by hand."""
+    path = files("cobo.experiments") / "paper.toml" if name == "paper" else Path(name)
+    if not path.is_file():
+        raise ConfigError(f"--tuned {name!r} is not there; it should be a file that `cobo tune` wrote, or paper")
+    table = _read(path)
+    methods = table.get("methods")
+    if not isinstance(methods, dict) or not all(isinstance(value, dict) for value in methods.values()):
+        raise ConfigError(f"--tuned {name!r} has no [methods.NAME] tables; it should be a file that `cobo tune` wrote")
+    if table.get("experiment", experiment) != experiment:
+        raise ConfigError(f"--tuned {name!r} was tuned for {table['experiment']!r}, not for {experiment!r}")
+    return methods
+
+
+def _read(path: Path | Traversable) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
 
 
 def override(table: dict[str, Any], change: str) -> None:

@@ -1,8 +1,9 @@
 """Runs of an experiment in a folder: methods times seeds, each resumable."""
 
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import tomli_w
 import torch
@@ -42,6 +43,36 @@ class Claim:
             write_atomic(self._path, tomli_w.dumps(self._settings).encode())
 
 
+class Watcher(Protocol):
+    """Hears every event of the runs, and where one begins and ends."""
+
+    def __call__(self, event: Event) -> None: ...
+
+    def begin(self, label: str) -> None: ...
+
+    def skip(self) -> None: ...
+
+    def end(self) -> None: ...
+
+
+def compare(
+    experiment: Experiment, methods: Sequence[str], seeds: Sequence[int], folder: Path, *, resume: bool, watch: Watcher
+) -> None:
+    """Methods times seeds, one run after the other; those that are finished are left as they are.
+
+    All methods have their first seed before any has its second, so that there is a table to look at early.
+    """
+    Claim(folder, experiment)
+    for seed in seeds:
+        for method in methods:
+            if resume and (folder / method / f"seed-{seed}" / "result.json").exists():
+                watch.skip()
+                continue
+            watch.begin(f"{method} seed {seed}")
+            run(experiment, method, seed, folder, resume=resume, listeners=[watch], progress=False)
+            watch.end()
+
+
 def run(
     experiment: Experiment,
     method: str,
@@ -49,14 +80,15 @@ def run(
     folder: Path,
     *,
     resume: bool,
-    listeners: list[Listener] | None = None,
+    listeners: Sequence[Listener] = (),
+    progress: bool = True,
 ) -> Result:
     """One method with one seed, recorded in FOLDER/METHOD/seed-K."""
     if experiment.threads is not None:
         torch.set_num_threads(experiment.threads)
     chosen = experiment.method(method)
-    parts = experiment.build(seed)
     claim = Claim(folder, experiment)
+    parts = experiment.build(seed)
     settings: dict[str, Any] = experiment.training(method, seed)
     return fit(
         parts.clients,
@@ -65,8 +97,8 @@ def run(
         method=chosen,
         out=folder / method / f"seed-{seed}",
         resume=resume,
-        listeners=[claim, *(listeners or ())],
-        progress=True,
+        listeners=[claim, *listeners],
+        progress=progress,
         label=f"{method} seed {seed}",
         **settings,
     )

@@ -1,6 +1,7 @@
 """Who takes part: clients, their samples and batches, and the federation that computes with them."""
 
+from cobo.federation import partition
 from cobo.federation.client import Client
 from cobo.federation.federation import Federation, Gradients, Products
 
-__all__ = ["Client", "Federation", "Gradients", "Products"]
+__all__ = ["Client", "Federation", "Gradients", "Products", "partition"]

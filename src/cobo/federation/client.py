@@ -3,8 +3,12 @@
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
+import numpy as np
+import torch
+
+from cobo import draws
 from cobo.errors import ConfigError, DataError
 from cobo.federation.samples import Samples, as_samples
 
@@ -31,6 +35,20 @@ class Client:
         object.__setattr__(self, "train", as_samples(train, name, "train"))
         object.__setattr__(self, "test", None if test is None else as_samples(test, name, "test"))
         object.__setattr__(self, "group", _checked_group(group, name))
+
+    def hold_out(self, share: float, seed: int) -> Self:
+        """The same client judged by a share of its training samples, on which it then does not train.
+
+        For choosing settings: its test samples are not looked at.
+        """
+        count = len(self.train)
+        held = max(1, round(share * count))
+        if held >= count:
+            raise DataError(f"client {self.name!r} has {count} samples, too few to hold {held} out for validation")
+        random = np.random.default_rng(int(draws.key(seed, "held out", self.name)))
+        order = torch.from_numpy(random.permutation(count))
+        kept, judged = order[held:].sort().values, order[:held].sort().values
+        return type(self)(self.name, self.train.part(kept), self.train.part(judged), group=self.group)
 
     def __repr__(self) -> str:
         return f"Client({self.name!r}, {len(self.train)} samples)"

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset, default_collate
+from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from cobo import draws
 from cobo.compute.batch import Fields, Layout
@@ -28,6 +28,8 @@ class Samples(Protocol):
 
     def take(self, positions: Tensor) -> Fields: ...
 
+    def part(self, positions: Tensor) -> "Samples": ...
+
 
 @dataclass(frozen=True, eq=False)
 class TensorSamples:
@@ -41,6 +43,9 @@ class TensorSamples:
 
     def take(self, positions: Tensor) -> Fields:
         return tuple(field[positions] for field in self.fields)
+
+    def part(self, positions: Tensor) -> "TensorSamples":
+        return TensorSamples(self.take(positions), self.layout)
 
     @property
     def signature(self) -> str:
@@ -64,6 +69,9 @@ class DatasetSamples:
 
     def take(self, positions: Tensor) -> Fields:
         return _split(default_collate([self._dataset[k] for k in positions.tolist()]))[0]
+
+    def part(self, positions: Tensor) -> "DatasetSamples":
+        return DatasetSamples(Subset(self._dataset, positions.tolist()), len(positions))
 
 
 class Pool:

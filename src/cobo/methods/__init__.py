@@ -1,4 +1,4 @@
-"""The methods, by the names they have on the command line and in files."""
+"""The methods, by the names they have on the command line and in files, in the order of the paper's table."""
 
 from cobo.methods.base import Method, State
 from cobo.methods.cobo import CoBo
@@ -11,7 +11,7 @@ from cobo.methods.local import Local
 from cobo.methods.oracle import Oracle
 
 METHODS: dict[str, type[Method]] = {
-    method.name: method for method in (CoBo, Local, FedAvg, FineTunedFedAvg, Ditto, IFCA, FederatedClustering, Oracle)
+    method.name: method for method in (Local, FedAvg, FineTunedFedAvg, Ditto, IFCA, FederatedClustering, CoBo, Oracle)
 }
 
 __all__ = [

@@ -90,6 +90,8 @@ class Method(Settings, ABC):
     """Base of all methods: frozen settings, and pure rules over a `State`."""
 
     name: ClassVar[str]
+    told: ClassVar[str] = ""  # what it is told about the true groups
+    search: ClassVar[dict[str, tuple[float, float] | list[Any]]] = {}  # for tuning: a range (log scale), or choices
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
 
     def check(self, federation: Federation, lr: float) -> None:

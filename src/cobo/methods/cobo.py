@@ -37,6 +37,7 @@ class CoBo(Method):
     """
 
     name: ClassVar[str] = "cobo"
+    search: ClassVar[dict[str, Any]] = {"rho": (0.5, 20.0), "gamma": (0.01, 0.3)}
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "paper": {
             "rho": 0.05, "gamma": 0.01, "sampling": "constant", "rate": 1.0, "switch": 0.002, "pairs": "ordered",

@@ -7,7 +7,7 @@ Symbols: X [n + 1, d], row k < n is x_k and the last row is w. A client that tak
 its personal one toward w as it was at the start of the round. With lambda = 0, x_k is Local; w is FedAvg always.
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from pydantic import AliasChoices, Field
@@ -27,6 +27,7 @@ class Ditto(FedAvg):
     """
 
     name: ClassVar[str] = "ditto"
+    search: ClassVar[dict[str, Any]] = {"lam": (0.01, 10.0)}
 
     lam: float = Field(default=1.0, ge=0, validation_alias=AliasChoices("lam", "lambda"))
 

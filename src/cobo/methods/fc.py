@@ -9,7 +9,7 @@ Symbols: tau the threshold, such that a `quantile` of the n points lies within i
 """
 
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -29,6 +29,8 @@ class FederatedClustering(Method):
     """
 
     name: ClassVar[str] = "fc"
+    told: ClassVar[str] = "the size of every group"
+    search: ClassVar[dict[str, Any]] = {"momentum": [0.0, 0.5, 0.9], "iterations": [3, 10, 30]}
 
     quantile: float | None = Field(default=None, gt=0, le=1)
     iterations: int = Field(default=10, ge=1)

@@ -4,7 +4,7 @@ The two-phase baseline of personalised federated learning (Yu, Bagdasaryan and S
 FedAvg for a `share` of the rounds, then x_i <- x_i - eta g_i from the shared model, with a fresh optimiser.
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -18,6 +18,7 @@ class FineTunedFedAvg(FedAvg):
     """`share` is the part of the rounds that is FedAvg; its settings are those of FedAvg."""
 
     name: ClassVar[str] = "finetune"
+    search: ClassVar[dict[str, Any]] = {"share": [0.1, 0.25, 0.5, 0.75, 0.9]}
 
     share: float = Field(default=0.5, ge=0, le=1)
 

@@ -28,6 +28,7 @@ class IFCA(Method):
     """
 
     name: ClassVar[str] = "ifca"
+    told: ClassVar[str] = "the number of groups"
 
     k: int | None = Field(default=None, ge=1)
     initialisations: int = Field(default=5, ge=1)

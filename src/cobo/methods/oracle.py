@@ -20,6 +20,7 @@ class Oracle(Method):
     """
 
     name: ClassVar[str] = "oracle"
+    told: ClassVar[str] = "who is in which group"
 
     def check(self, federation: Federation, lr: float) -> None:
         unknown = [c.name for c in federation.clients if c.group is None]

@@ -1,4 +1,4 @@
-"""results.json and the table, from the files of the runs in a folder."""
+"""results.json, from the files of the runs in a folder."""
 
 import json
 import os
@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.table import Table
 
 import cobo
 from cobo.collaboration import graph
 from cobo.errors import CheckpointError
 from cobo.methods import METHODS
-from cobo.training.checkpoint import write_atomic
+from cobo.training.settings import OWN
 
 Runs = dict[str, dict[int, dict[str, Any]]]
+Results = dict[str, Any]
 
 
 def read_runs(folder: Path) -> Runs:
@@ -33,12 +33,9 @@ def read_runs(folder: Path) -> Runs:
     return {method: dict(sorted(runs[method].items())) for method in order if method in runs}
 
 
-def summarise(folder: Path, experiment: str, target: float | None) -> dict[str, Any]:
-    """results.json of all finished runs in a folder; what does not apply is null."""
-    runs = read_runs(folder)
-    if not runs:
-        raise CheckpointError(f"{folder} holds no finished run")
-    results = {
+def summarise(runs: Runs, experiment: str, target: float | None) -> Results:
+    """What results.json says of finished runs; what does not apply is null."""
+    return {
         "experiment": experiment,
         "seeds": sorted({seed for seeds in runs.values() for seed in seeds}),
         "rounds": max(r["training"]["rounds"] for seeds in runs.values() for r in seeds.values()),
@@ -46,9 +43,6 @@ def summarise(folder: Path, experiment: str, target: float | None) -> dict[str, 
         "environment": environment(),
         "methods": {method: _method(runs, method, target) for method in runs},
     }
-    write_atomic(folder / "results.json", json.dumps(results, indent=1).encode())
-    write_atomic(folder / "table.md", markdown(results).encode())
-    return results
 
 
 def environment() -> dict[str, Any]:
@@ -79,12 +73,22 @@ def _method(runs: Runs, method: str, target: float | None) -> dict[str, Any]:
         "improved": _spread(improved),
         "recovery": _spread(recovery),
         "gradients": round(fmean(line["gradients"] for line in last.values())),
+        "comparisons": round(fmean(line["comparisons"] for line in last.values())),
+        "bytes": round(fmean(line["bytes"] for line in last.values())),
         "seconds": round(fmean(line["seconds"] for line in last.values()), 2),
         "rounds_to_target": _mean([_rounds_to(run, target) for run in mine.values()]),
         "weights_error": _mean([graph.weights_error(np.array(r["weights"]), r["true_groups"]) for r in graphs]),
         "groups_score": _mean([_groups_score(r) for r in graphs]),
+        "told": METHODS[method].told if method in METHODS else None,
+        "settings": _settings(next(iter(mine.values()))),
         "seeds": list(mine),
     }
+
+
+def _settings(run: dict[str, Any]) -> dict[str, Any]:
+    """What a method ran with: its own settings, and those of training that methods may have for themselves."""
+    training = {k: run["training"].get(k) for k in OWN}
+    return {**training, **{k: v for k, v in run["method"].items() if k != "name"}}
 
 
 def _accuracy(run: dict[str, Any]) -> float | None:
@@ -128,65 +132,3 @@ def _spread(values: list[Any]) -> dict[str, float | None] | None:
     if not known:
         return None
     return {"mean": fmean(known), "std": stdev(known) if len(known) > 1 else None}
-
-
-COLUMNS = (
-    "method",
-    "accuracy %",
-    "loss",
-    "improved %",
-    "recovery %",
-    "gradients",
-    "to target",
-    "W error",
-    "groups",
-    "s",
-)
-
-
-def rows(results: dict[str, Any]) -> list[tuple[str, ...]]:
-    """The table as text, a row per method."""
-    return [
-        (
-            name,
-            _plus_minus(m["accuracy"], 1),
-            _plus_minus(m["loss"], 3),
-            _plus_minus(m["improved"], 0),
-            _plus_minus(m["recovery"], 0),
-            f"{m['gradients']:,}",
-            _number(m["rounds_to_target"], 0),
-            _number(m["weights_error"], 3),
-            _number(m["groups_score"], 2),
-            _number(m["seconds"], 1),
-        )
-        for name, m in results["methods"].items()
-    ]
-
-
-def markdown(results: dict[str, Any]) -> str:
-    lines = [COLUMNS, tuple("---" for _ in COLUMNS), *rows(results)]
-    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
-
-
-def terminal(results: dict[str, Any]) -> Table:
-    """The table for 80 columns: the spread over seeds is shown for accuracy only."""
-    seeds = len(results["seeds"])
-    title = f"{results['experiment']}: {results['rounds']} rounds, {seeds} seed{'s' * (seeds > 1)}"
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 0, 0, 1), pad_edge=False)
-    for k, column in enumerate(COLUMNS):
-        first, _, rest = column.partition(" ")
-        table.add_column(f"{first}\n{rest}", justify="left" if k == 0 else "right", no_wrap=True)
-    for name, accuracy, *others in rows(results):
-        table.add_row(name, accuracy, *(text.partition(" ±")[0] for text in others))
-    return table
-
-
-def _plus_minus(spread: dict[str, float | None] | None, digits: int) -> str:
-    if spread is None:
-        return "-"
-    text = _number(spread["mean"], digits)
-    return text if spread["std"] is None else f"{text} ± {_number(spread['std'], digits)}"
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"

@@ -13,6 +13,10 @@ from cobo.compute.executor import Choice
 from cobo.config import Settings
 from cobo.errors import ConfigError
 
+# What a method may have for itself. All else (rounds, batches, ...) is the same for every method of an experiment, so
+# that a comparison is fair.
+OWN = ("lr", "momentum", "weight_decay", "optimizer", "schedule")
+
 Schedule = Literal["constant", "cosine", "linear"] | Callable[[torch.optim.Optimizer], LRScheduler]
 
 

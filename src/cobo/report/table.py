@@ -1,0 +1,138 @@
+"""The table of a comparison: for a terminal, and as Markdown, CSV and LaTeX."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+from rich.table import Table
+
+from cobo.report.summary import Results
+from cobo.training.checkpoint import write_atomic
+
+COLUMNS = (
+    "method", "accuracy %", "loss", "improved %", "recovery %", "gradients", "MB sent", "to target", "W error",
+    "groups", "s",
+)  # fmt: skip
+SPREAD = ("accuracy", "loss", "improved", "recovery")
+SINGLE = (
+    "gradients", "comparisons", "bytes", "rounds_to_target", "weights_error", "groups_score", "seconds", "told"
+)  # fmt: skip
+
+
+def write(folder: Path, results: Results) -> None:
+    """results.json and the table in every form."""
+    write_atomic(folder / "table.md", markdown(results).encode())
+    write_atomic(folder / "table.csv", comma_separated(results).encode())
+    write_atomic(folder / "table.tex", latex(results).encode())
+    write_atomic(folder / "results.json", json.dumps(results, indent=1).encode())
+
+
+def markdown(results: Results) -> str:
+    lines = [COLUMNS, tuple("---" for _ in COLUMNS), *_rows(results)]
+    table = "".join("| " + " | ".join(line) + " |\n" for line in lines)
+    notes = _notes(results)
+    return table + (f"\n{notes}\n" if notes else "")
+
+
+def comma_separated(results: Results) -> str:
+    """Every number in full, for other programs; empty where it does not apply."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["method", *(f"{name}_{part}" for name in SPREAD for part in ("mean", "std")), *SINGLE, "seeds"])
+    for name, m in results["methods"].items():
+        spreads = [(m[key] or {}).get(part) for key in SPREAD for part in ("mean", "std")]
+        seeds = " ".join(str(seed) for seed in m["seeds"])
+        writer.writerow([name, *("" if v is None else v for v in [*spreads, *(m[key] for key in SINGLE)]), seeds])
+    return out.getvalue()
+
+
+def latex(results: Results) -> str:
+    """A tabular for booktabs; the best accuracy among methods that are not told the groups is bold."""
+    rows = [[_escaped(cell) for cell in row] for row in _rows(results)]
+    best = _best(results)
+    for row, name in zip(rows, results["methods"], strict=True):
+        if name == best:
+            row[1] = rf"\textbf{{{row[1]}}}"
+    heads = " & ".join(_escaped(column) for column in COLUMNS)
+    body = "".join(" & ".join(row) + " \\\\\n" for row in rows)
+    seeds = len(results["seeds"])
+    notes = "".join(f"% {line}\n" for line in (_title(results), _notes(results)) if line)
+    columns = "l" + "r" * (len(COLUMNS) - 1)
+    return (
+        f"% needs \\usepackage{{booktabs}}; mean $\\pm$ standard deviation over {seeds} seed{'s' * (seeds > 1)}\n"
+        f"{notes}\\begin{{tabular}}{{{columns}}}\n\\toprule\n{heads} \\\\\n\\midrule\n{body}\\bottomrule\n"
+        "\\end{tabular}\n"
+    )
+
+
+def terminal(results: Results) -> Table:
+    """The table for 80 columns: the spread over seeds is shown for accuracy only."""
+    notes = _notes(results)
+    table = Table(
+        title=_title(results), title_justify="left", caption=notes or None, caption_justify="left", box=None,
+        padding=(0, 0, 0, 1), pad_edge=False,
+    )  # fmt: skip
+    heads = (
+        "method", "accuracy\n%", "loss", "impr.\n%", "recov.\n%", "grad.\nk", "sent\nMB", "to\ntarget", "W\nerror",
+        "ARI", "s",
+    )  # fmt: skip
+    for k, head in enumerate(heads):
+        table.add_column(head, justify="left" if k == 0 else "right", no_wrap=True)
+    for (name, m), row in zip(results["methods"].items(), _rows(results), strict=True):
+        brief = [text.partition(" ±")[0] for text in row]
+        brief[1], brief[5], brief[10] = row[1], f"{m['gradients'] / 1000:.1f}", f"{m['seconds']:.0f}"
+        table.add_row(name, *brief[1:])
+    return table
+
+
+def _rows(results: Results) -> list[tuple[str, ...]]:
+    """The table as text, a row per method."""
+    return [
+        (
+            name,
+            _plus_minus(m["accuracy"], 1),
+            _plus_minus(m["loss"], 3),
+            _plus_minus(m["improved"], 0),
+            _plus_minus(m["recovery"], 0),
+            f"{m['gradients']:,}",
+            f"{m['bytes'] / 1e6:,.0f}",
+            _number(m["rounds_to_target"], 0),
+            _number(m["weights_error"], 3),
+            _number(m["groups_score"], 2),
+            _number(m["seconds"], 1),
+        )
+        for name, m in results["methods"].items()
+    ]
+
+
+def _title(results: Results) -> str:
+    seeds = len(results["seeds"])
+    return f"{results['experiment']}: {results['rounds']} rounds, {seeds} seed{'s' * (seeds > 1)}"
+
+
+def _notes(results: Results) -> str:
+    told = [f"{name} {m['told']}" for name, m in results["methods"].items() if m["told"]]
+    return f"Told: {', '.join(told)}." if told else ""
+
+
+def _best(results: Results) -> str | None:
+    scores = {name: m["accuracy"]["mean"] for name, m in results["methods"].items() if m["accuracy"] and not m["told"]}
+    return max(scores, key=lambda name: scores[name]) if scores else None
+
+
+def _escaped(text: str) -> str:
+    for plain, tex in (("%", r"\%"), ("_", r"\_"), ("&", r"\&"), ("#", r"\#"), (" ± ", r" $\pm$ ")):
+        text = text.replace(plain, tex)
+    return text
+
+
+def _plus_minus(spread: dict[str, float | None] | None, digits: int) -> str:
+    if spread is None:
+        return "-"
+    text = _number(spread["mean"], digits)
+    return text if spread["std"] is None else f"{text} ± {_number(spread['std'], digits)}"
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
