@@ -1,8 +1,8 @@
 """The experiments: a TOML preset each, and the code that builds its federation."""
 
-from cobo.experiments.digits import Digits
 from cobo.experiments.experiment import Experiment, Parts, load_experiment, override
+from cobo.experiments.permuted import Digits, FashionMnist
 
-EXPERIMENTS: dict[str, type[Experiment]] = {"digits": Digits}
+EXPERIMENTS: dict[str, type[Experiment]] = {"digits": Digits, "fashion-mnist": FashionMnist}
 
 __all__ = ["EXPERIMENTS", "Experiment", "Parts", "load_experiment", "override"]

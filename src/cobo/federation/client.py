@@ -39,12 +39,12 @@ class Client:
     def hold_out(self, share: float, seed: int) -> Self:
         """The same client judged by a share of its training samples, on which it then does not train.
 
-        For choosing settings: its test samples are not looked at.
+        At least one sample is held out, and at least one is not. Test samples it had are not looked at.
         """
         count = len(self.train)
-        held = max(1, round(share * count))
-        if held >= count:
-            raise DataError(f"client {self.name!r} has {count} samples, too few to hold {held} out for validation")
+        if count < 2:
+            raise DataError(f"client {self.name!r} has {count} sample, too few to hold one out to judge it by")
+        held = min(max(1, round(share * count)), count - 1)
         random = np.random.default_rng(int(draws.key(seed, "held out", self.name)))
         order = torch.from_numpy(random.permutation(count))
         kept, judged = order[held:].sort().values, order[:held].sort().values

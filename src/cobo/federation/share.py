@@ -8,7 +8,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cobo import draws
 from cobo.errors import ConfigError, DataError
 from cobo.federation.client import Client
 
@@ -47,18 +46,14 @@ def make_clients(
     clients = []
     for share in shares:
         mine = _checked_positions(share, len(inputs))
-        judged: tuple[Tensor, Tensor] | None = None
-        names = _renamed(share, targets[mine], "train")
+        samples = inputs[mine], _renamed(share, targets[mine], "train")
         if part is not None:
-            held = _held_out(share, part, seed)
-            judged = inputs[mine[held]], names[held]
-            mine, names = mine[~held], names[~held]
-        elif common is not None:
-            same = None if share.labels is None else share.labels.tobytes()
-            if same not in tests:
-                tests[same] = _occurring(share, *common)
-            judged = tests[same]
-        clients.append(Client(share.name, train=(inputs[mine], names), test=judged, group=share.group))
+            clients.append(Client(share.name, train=samples, group=share.group).hold_out(part, seed))
+            continue
+        same = None if share.labels is None else share.labels.tobytes()
+        if common is not None and same not in tests:
+            tests[same] = _occurring(share, *common)
+        clients.append(Client(share.name, train=samples, test=tests.get(same), group=share.group))
     return clients
 
 
@@ -86,19 +81,6 @@ def _renamed(share: Share, targets: Tensor, part: str) -> Tensor:
     if part == "train" and bool((names < 0).any()):
         raise DataError(f"{where} has classes that its share says do not occur (label -1); give them a label")
     return names
-
-
-def _held_out(share: Share, part: float, seed: int) -> Tensor:
-    """Which of a client's samples are held out; at least one is, and at least one is not."""
-    size = len(share.positions)
-    if size < 2:
-        raise ConfigError(
-            f"test = {part} is not allowed; client {share.name!r} has {size} sample, too few to hold one out"
-        )
-    held = torch.zeros(size, dtype=torch.bool)
-    random = np.random.default_rng(int(draws.key(seed, "held out", share.name)))
-    held[random.permutation(size)[: min(max(round(part * size), 1), size - 1)]] = True
-    return held
 
 
 def _checked_part(part: float) -> float:
