@@ -113,6 +113,12 @@ def test_settings_reach_experiment_and_method(tmp_path):
         (["bogus"], "bogus"),
         (["compare", "digits", "--methods", "cobo,magic"], "method 'magic' is not known"),
         (["report", "."], "holds no experiment.toml"),
+        (["compare", "digits", "--tuned", "nowhere.toml"], "'nowhere.toml' is not there"),
+        (["compare", "digits", "--set", "ditto.rounds=3"], "rounds is the same for all methods"),
+        (["compare", "digits", "--seeds", "1001"], "1001"),
+        (["tune", "digits", "--methods", "magic"], "method 'magic' is not known"),
+        (["tune", "digits", "--trials", "0"], "trials"),
+        (["data", "fetch", "mnist"], "'mnist' is not known"),
         (["run", "digits", "--set", "cobo.mixing=explicit", "--set", "cobo.rho=1000"], "needs rho < 33.3333"),
     ],
 )
@@ -228,8 +234,8 @@ def test_kill_9_at_random_moments_then_resume_gives_the_same_run(tmp_path):
     ("command", "words"),
     [
         ("experiments", ["digits"]),
-        ("methods", ["cobo", "local", "oracle", "rho"]),
-        ("data", ["digits", "scikit-learn"]),
+        ("methods", ["cobo", "local", "fedavg", "finetune", "ditto", "ifca", "fc", "oracle", "rho", "lam"]),
+        ("data", ["digits", "scikit-learn", "fashion-mnist"]),
         ("--help", ["Usage", "demo", "compare"]),
     ],
 )

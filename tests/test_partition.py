@@ -311,7 +311,7 @@ ALL = np.array([0, 1, 2, 3])
 @pytest.mark.parametrize(
     ("share", "train", "test", "error", "said"),
     [
-        (Share("a", 0, np.array([0]), ALL), toy(), 0.5, DataError, "'a' has 1 sample"),
+        (Share("a", 0, np.array([0]), ALL), toy(), 0.5, DataError, "client 'a' has 1 sample"),
         (Share("a", 0, np.array([0, 1]), ALL), toy(), 1.0, ConfigError, "test = 1.0"),
         (Share("a", 0, np.array([12]), ALL), toy(), None, ConfigError, "shares: client 'a'.* 0 to 11"),
         (Share("a", 0, np.array([0]), ALL), (np.zeros(3), np.zeros(4)), None, DataError, "train .*3 inputs and 4"),

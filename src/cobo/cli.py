@@ -118,7 +118,8 @@ def tune(
         search.tune(chosen, wanted, trials, seeds, folder, board)
     console = Console()
     console.print(table())
-    console.print(f"written to {folder / 'tuned.toml'}; use it with `cobo compare {experiment} --tuned`", markup=False)
+    told = f"written to {folder / 'tuned.toml'}; use it with `cobo compare {experiment} --tuned`"
+    console.print(told, markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -168,7 +169,7 @@ def fetch(name: Annotated[str, typer.Argument(metavar="NAME")]) -> None:
     source = DATA[name]
     if source.locate() is None and source.fetch is not None:
         source.fetch()
-    Console().print(f"{name}: {source.where}", markup=False, highlight=False)
+    Console().print(f"{name}: {source.where}", markup=False, highlight=False, soft_wrap=True)
 
 
 def main() -> None:
@@ -256,7 +257,7 @@ def _show(folder: Path, experiment: Experiment) -> None:
     tables.write(folder, results)
     console = Console()
     console.print(tables.terminal(results), soft_wrap=not console.is_terminal)
-    console.print(f"written to {folder}", markup=False, highlight=False)
+    console.print(f"written to {folder}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _tuning_table(folder: Path, methods: Sequence[str], seeds: int) -> Table:

@@ -6,7 +6,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
-from sklearn.metrics import adjusted_rand_score
 
 Matrix = NDArray[np.floating]
 
@@ -37,6 +36,8 @@ def weights_error(W: Matrix, groups: Sequence[str | int | None]) -> float:
 
 def groups_score(W: Matrix, groups: Sequence[str | int | None], *, relative: bool = False) -> float:
     """Adjusted Rand index of the groups found against the known ones: 1 when they are the same."""
+    from sklearn.metrics import adjusted_rand_score  # takes a second to import, and is rarely needed
+
     return float(adjusted_rand_score([str(g) for g in groups], components(W, relative=relative)))
 
 

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import tomli_w
 import torch
-from scipy.stats import qmc
 
 from cobo import draws
 from cobo.errors import CheckpointError, ConfigError, RunError
@@ -70,6 +69,8 @@ def points(experiment: Experiment, method: str, trials: int) -> list[Point]:
     >>> [sorted(p) for p in points(load_experiment("digits", EXPERIMENTS), "ditto", 2)]
     [['lam', 'lr'], ['lam', 'lr']]
     """
+    from scipy.stats import qmc  # takes a second to import
+
     chosen, lr = experiment.method(method), experiment.training(method, 0)["lr"]
     ranges: dict[str, Any] = {"lr": (experiment.lr / LR_FACTOR, experiment.lr * LR_FACTOR), **METHODS[method].search}
     first = {"lr": lr, **{name: getattr(chosen, name) for name in METHODS[method].search}}

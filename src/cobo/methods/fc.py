@@ -29,7 +29,7 @@ class FederatedClustering(Method):
     """
 
     name: ClassVar[str] = "fc"
-    told: ClassVar[str] = "the size of every group"
+    told: ClassVar[str] = "group sizes"
     search: ClassVar[dict[str, Any]] = {"momentum": [0.0, 0.5, 0.9], "iterations": [3, 10, 30]}
 
     quantile: float | None = Field(default=None, gt=0, le=1)

@@ -20,7 +20,7 @@ class Oracle(Method):
     """
 
     name: ClassVar[str] = "oracle"
-    told: ClassVar[str] = "who is in which group"
+    told: ClassVar[str] = "the groups"
 
     def check(self, federation: Federation, lr: float) -> None:
         unknown = [c.name for c in federation.clients if c.group is None]

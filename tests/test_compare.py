@@ -1,0 +1,417 @@
+"""Comparing methods: the table in all its forms, the fair protocol, tuning, and being killed on the way."""
+
+import csv
+import io
+import json
+import random
+import time
+import tomllib
+from pathlib import Path
+from statistics import fmean, stdev
+
+import numpy as np
+import pytest
+import torch
+from conftest import blobs
+from rich.console import Console
+from test_cli import run, start
+
+import cobo
+from cobo.errors import ConfigError, DataError
+from cobo.experiments import EXPERIMENTS, load_experiment, permuted
+from cobo.experiments import tune as search
+from cobo.experiments.runner import compare
+from cobo.methods import METHODS
+from cobo.report import summary, table
+from cobo.report.board import Board
+
+
+class Silent:
+    """Watches a comparison or a search and remembers what it began, skipped and heard."""
+
+    def __init__(self):
+        self.begun, self.skipped, self.ended, self.events = [], 0, 0, []
+
+    def __call__(self, event):
+        self.events.append(event)
+
+    def begin(self, label):
+        self.begun.append(label)
+
+    def skip(self):
+        self.skipped += 1
+
+    def end(self):
+        self.ended += 1
+
+
+def tiny(*changes: str, tuned=None):
+    return load_experiment("digits", EXPERIMENTS, ["rounds=12", "evaluate_every=4", "samples=30", *changes], tuned)
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """All methods, two seeds."""
+    folder = tmp_path_factory.mktemp("compared")
+    watch = Silent()
+    compare(tiny(), list(METHODS), [0, 1], folder, resume=False, watch=watch)
+    return folder, watch
+
+
+def results_of(folder: Path, target: float = 20.0):
+    return summary.summarise(summary.read_runs(folder), "digits", target)
+
+
+def last(folder: Path, method: str, seed: int) -> dict:
+    lines = (folder / method / f"seed-{seed}" / "metrics.jsonl").read_text().splitlines()
+    return json.loads(lines[-1])
+
+
+# The table
+
+
+def test_all_methods_have_their_first_seed_before_any_has_its_second(compared):
+    _, watch = compared
+    assert watch.begun == [f"{m} seed {s}" for s in (0, 1) for m in METHODS]
+    assert watch.ended == 16
+
+
+def test_results_are_what_the_runs_say(compared):
+    folder, _ = compared
+    results = results_of(folder)
+    assert list(results["methods"]) == ["local", "fedavg", "finetune", "ditto", "ifca", "fc", "cobo", "oracle"]
+    assert results["seeds"] == [0, 1]
+    assert results["rounds"] == 12
+    for method, m in results["methods"].items():
+        lines = [last(folder, method, s) for s in (0, 1)]
+        scores = [x["accuracy"] for x in lines]
+        assert m["accuracy"] == {"mean": pytest.approx(fmean(scores)), "std": pytest.approx(stdev(scores))}
+        assert m["loss"]["mean"] == pytest.approx(fmean(x["loss"] for x in lines))
+        assert m["gradients"] == round(fmean(x["gradients"] for x in lines))
+        assert m["bytes"] == round(fmean(x["bytes"] for x in lines))
+        assert m["settings"]["lr"] == 0.03
+    local, oracle, ditto = (results["methods"][m] for m in ("local", "oracle", "ditto"))
+    gains = []
+    shares = []
+    for s in (0, 1):
+        alone, best, mine = (last(folder, m, s) for m in ("local", "oracle", "ditto"))
+        gains.append(100 * (mine["accuracy"] - alone["accuracy"]) / (best["accuracy"] - alone["accuracy"]))
+        clients = [(mine["clients"][n]["accuracy"], alone["clients"][n]["accuracy"]) for n in mine["clients"]]
+        shares.append(100 * fmean(a > b for a, b in clients))
+    if all(last(folder, "oracle", s)["accuracy"] > last(folder, "local", s)["accuracy"] for s in (0, 1)):
+        assert ditto["recovery"]["mean"] == pytest.approx(fmean(gains))
+    assert ditto["improved"]["mean"] == pytest.approx(fmean(shares))
+    assert local["improved"] is None
+    assert local["recovery"] is None
+    assert oracle["recovery"] is None
+    assert (oracle["weights_error"], oracle["groups_score"]) == (0, 1)
+    assert local["weights_error"] is None
+    assert local["bytes"] == 0
+    assert (local["gradients"], ditto["gradients"], results["methods"]["fc"]["gradients"]) == (96, 192, 768)
+    assert {m for m, r in results["methods"].items() if r["told"]} == {"ifca", "fc", "oracle"}
+
+
+def test_rounds_to_target_need_every_seed(compared):
+    folder, _ = compared
+    assert results_of(folder, 0.0)["methods"]["local"]["rounds_to_target"] == 0
+    assert results_of(folder, 100.0)["methods"]["local"]["rounds_to_target"] is None
+    best = max(last(folder, "local", s)["accuracy"] for s in (0, 1))
+    assert results_of(folder, best)["methods"]["local"]["rounds_to_target"] is None  # one seed does not get there
+
+
+def test_the_table_in_every_form(compared, tmp_path):
+    folder, _ = compared
+    results = results_of(folder)
+    table.write(tmp_path, results)
+    assert json.loads((tmp_path / "results.json").read_text()) == results
+    lines = (tmp_path / "table.md").read_text().splitlines()
+    assert len({line.count("|") for line in lines if line.startswith("|")}) == 1
+    assert sum(line.startswith("|") for line in lines) == 10
+    assert "ifca the number of groups" in lines[-1]
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "table.csv").read_text())))
+    assert [row["method"] for row in rows] == list(METHODS)
+    assert float(rows[3]["accuracy_mean"]) == results["methods"]["ditto"]["accuracy"]["mean"]
+    assert rows[0]["improved_mean"] == ""
+    assert rows[0]["seeds"] == "0 1"
+    tex = (tmp_path / "table.tex").read_text()
+    body = tex[tex.index(r"\midrule") : tex.index(r"\bottomrule")].splitlines()[1:]
+    assert len(body) == 8
+    assert {line.count("&") for line in body} == {tex.split(r"\toprule")[1].splitlines()[1].count("&")}
+    assert all(line.endswith(r"\\") for line in body)
+    assert tex.count(r"\textbf") == 1
+    assert " ± " not in tex
+    assert not any("%" in line.replace(r"\%", "") for line in tex.splitlines() if not line.startswith("%"))
+
+
+def test_the_best_of_those_not_told_is_bold():
+    def made(accuracy, told=""):
+        row = {"accuracy": {"mean": accuracy, "std": 0.5}, "loss": None, "improved": None, "recovery": None}
+        row |= {"gradients": 1, "comparisons": 0, "bytes": 0, "rounds_to_target": None, "weights_error": None}
+        return row | {"groups_score": None, "seconds": 1.0, "told": told, "seeds": [0]}
+
+    methods = {"local": made(50), "my_own": made(60), "fc": made(70, "sizes"), "oracle": made(80, "all")}
+    results = {"experiment": "x", "rounds": 3, "seeds": [0, 1], "methods": methods}
+    assert r"my\_own & \textbf{60.0 $\pm$ 0.5} &" in table.latex(results)
+
+
+def test_the_table_fits_80_columns(compared):
+    folder, _ = compared
+    results = results_of(folder)
+    for m in results["methods"].values():  # as large as they get
+        m["gradients"], m["bytes"], m["seconds"], m["rounds_to_target"] = 40_000 * 64, 9_999e6, 9_999.0, 40_000
+    console = Console(width=80, file=io.StringIO())
+    console.print(table.terminal(results))
+    text = console.file.getvalue()
+    assert "…" not in text
+    assert "40000" in text
+    assert all(name in text for name in METHODS)
+
+
+# The board
+
+
+def test_the_board_is_live_on_a_terminal_and_plain_lines_elsewhere(compared, capsys):
+    folder, _ = compared
+    results = results_of(folder)
+    for terminal in (True, False):
+        console = Console(width=100, file=io.StringIO(), force_terminal=terminal)
+        with Board(3, 10, lambda: table.terminal(results), console) as board:
+            board.skip()
+            board.begin("ditto seed 1")
+            board({"event": "warning", "message": "mind [this]"})
+            board({"event": "warning", "message": "mind [this]"})
+            for t in range(1, 11):
+                board({"event": "round", "round": t})
+            board({"event": "evaluated", "round": 10, "accuracy": 66.6, "loss": 1.0})
+            board.end()
+        text = console.file.getvalue()
+        err = capsys.readouterr().err
+        if terminal:
+            assert "all runs" in text
+            assert "2/3" in text
+            assert "oracle" in text  # the table is there while runs go on
+            assert text.count("mind [this]") == 1
+            assert "ditto seed 1: accuracy 66.6 %" in text
+        else:
+            assert err.splitlines() == ["ditto seed 1: mind [this]", "[2/3] ditto seed 1: accuracy 66.6 %"]
+            assert text == ""
+
+
+# A fair protocol
+
+
+def test_every_method_starts_from_the_same_models_and_has_the_same_rounds(compared):
+    folder, _ = compared
+    firsts = [json.loads((folder / m / "seed-0" / "metrics.jsonl").read_text().splitlines()[0]) for m in METHODS]
+    assert len({json.dumps(x["clients"]) for x in firsts}) == 1
+    assert {last(folder, m, 0)["round"] for m in METHODS} == {12}
+
+
+@pytest.mark.parametrize("key", ["rounds", "batch_size", "evaluate_every", "buffers"])
+def test_what_all_methods_share_cannot_be_set_for_one(key):
+    with pytest.raises(ConfigError, match=f"ditto.{key} is not allowed; {key} is the same for all methods"):
+        tiny(f"ditto.{key}=3")
+    assert tiny("ditto.lr=0.5", "ditto.momentum=0.1").training("ditto", 0)["lr"] == 0.5
+
+
+def test_a_search_tries_first_what_the_experiment_has_and_can_be_lengthened():
+    for method in METHODS:
+        short, long = (search.points(tiny("ditto.lam=0.25"), method, k) for k in (4, 9))
+        assert long[:4] == short
+        assert len(long) == 9
+        assert short[0]["lr"] == 0.03
+        assert all(0.003 <= p["lr"] <= 0.3 for p in long)
+        assert len({p["lr"] for p in long}) >= 8
+        assert all(set(p) == {"lr", *METHODS[method].search} for p in long)
+    ditto = search.points(tiny("ditto.lam=0.25"), "ditto", 9)
+    assert ditto[0]["lam"] == 0.25
+    assert all(0.01 <= p["lam"] <= 10 for p in ditto)
+    assert {p["share"] for p in search.points(tiny(), "finetune", 40)} == {0.1, 0.25, 0.5, 0.75, 0.9}
+    shares = np.array([p["lr"] for p in search.points(tiny(), "local", 101)[1:]])
+    assert 40 <= (shares < 0.03).sum() <= 60  # even on a log scale
+
+
+def test_settings_that_are_searched_exist():
+    for kind in METHODS.values():
+        for name, bounds in kind.search.items():
+            for value in bounds:
+                assert getattr(kind(**{name: value}), name) == value
+
+
+def test_held_out_samples_come_from_training_and_never_overlap():
+    client = blobs("a", seed=0, samples=20)
+    held = client.hold_out(0.25, seed=3)
+    assert (len(held.train), len(held.test)) == (15, 5)
+    rows = [tuple(x.tolist()) for part in (held.train, held.test) for x in part.fields[0]]
+    assert sorted(rows) == sorted(tuple(x.tolist()) for x in client.train.fields[0])
+    assert torch.equal(held.test.fields[0], client.hold_out(0.25, seed=3).test.fields[0])
+    assert not torch.equal(held.test.fields[0], client.hold_out(0.25, seed=4).test.fields[0])
+    with pytest.raises(DataError, match="'b' has 1 sample"):
+        cobo.Client("b", train=(torch.zeros(1, 2), torch.zeros(1))).hold_out(0.2, 0)
+    pairs = torch.utils.data.ConcatDataset([torch.utils.data.TensorDataset(*client.train.fields)])
+    assert len(cobo.Client("c", train=pairs).hold_out(0.25, 3).train) == 15
+
+
+def test_a_search_never_looks_at_test_samples(tmp_path, monkeypatch):
+    folders = []
+    real = permuted.digits
+
+    def other_tests():
+        train, test = real()
+        return train, type(test)(torch.zeros_like(test.inputs), torch.zeros_like(test.targets))
+
+    for k, source in enumerate((real, other_tests)):
+        monkeypatch.setattr(permuted, "digits", source)
+        folders.append(tmp_path / str(k))
+        search.tune(tiny(), ["local", "ditto"], 2, 2, folders[-1], Silent())
+    for method in ("local", "ditto"):
+        one, two = ((f / method / "trials.jsonl").read_text() for f in folders)
+        assert one == two
+
+
+def test_the_best_trial_by_mean_over_seeds_is_written_and_used(tmp_path):
+    folder = tmp_path / "search"
+    found = search.tune(tiny(), ["ditto", "local"], 4, 2, folder, Silent())
+    lines = [json.loads(x) for x in (folder / "ditto" / "trials.jsonl").read_text().splitlines()]
+    assert {(x["trial"], x["seed"]) for x in lines} == {(k, s) for k in range(4) for s in (1000, 1001)}
+    means = [fmean(x["score"] for x in lines if x["trial"] == k) for k in range(4)]
+    assert found["ditto"].number == int(np.argmax(means))
+    assert found["ditto"].score == pytest.approx(max(means))
+    assert not list(folder.rglob("checkpoint"))  # trials leave a line each
+    tuned = tomllib.loads((folder / "tuned.toml").read_text())
+    assert tuned["methods"]["ditto"] == found["ditto"].point
+    experiment = tiny(tuned=str(folder / "tuned.toml"))
+    assert experiment.training("ditto", 0)["lr"] == found["ditto"].point["lr"]
+    assert experiment.method("ditto").lam == found["ditto"].point["lam"]
+    assert tiny("ditto.lam=0.5", tuned=str(folder / "tuned.toml")).method("ditto").lam == 0.5
+    assert experiment.training("cobo", 0)["lr"] == 0.03  # not tuned: as the experiment has it
+    # Going on does only what is new; more trials are the same and further ones.
+    watch = Silent()
+    search.tune(tiny(), ["ditto", "local"], 5, 2, folder, watch)
+    assert (watch.skipped, len(watch.begun)) == (16, 4)
+
+
+def test_a_trial_that_cannot_run_counts_and_is_never_the_best(tmp_path, monkeypatch):
+    monkeypatch.setitem(METHODS["cobo"].search, "rho", (1000.0, 2000.0))  # outside the stable range
+    found = search.tune(tiny(), ["cobo"], 3, 1, tmp_path, Silent())
+    lines = [json.loads(x) for x in (tmp_path / "cobo" / "trials.jsonl").read_text().splitlines()]
+    assert [x["score"] is None for x in lines] == [False, True, True]
+    assert "needs rho <" in lines[1]["note"]
+    assert found["cobo"].number == 0
+    assert "2 could not be run to their end" in (tmp_path / "tuned.toml").read_text()
+
+
+def test_the_edge_of_a_range_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(search, "points", lambda *_: [{"lr": 0.29, "lam": 0.3}])
+    search.tune(tiny(), ["ditto"], 1, 1, tmp_path, Silent())
+    assert "at the edge of the range: lr\n" in (tmp_path / "tuned.toml").read_text()
+
+
+def test_the_papers_own_values():
+    experiment = tiny(tuned="paper")
+    rates = {m: experiment.training(m, 0)["lr"] for m in METHODS}
+    assert rates == {"ditto": 0.1, "fc": 0.05, **dict.fromkeys(METHODS.keys() - {"ditto", "fc"}, 0.01)}
+    assert experiment.method("ditto").lam == 1.0
+    assert experiment.method("cobo") == cobo.CoBo.paper()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "is not there; it should be a file that `cobo tune` wrote, or paper"),
+        ("lr = 3", "no .methods.NAME. tables"),
+        ("methods = 3", "no .methods.NAME. tables"),
+        ("[methods.ditto\n", "not valid TOML"),
+        ('experiment = "quadratic"\n[methods.ditto]\nlr = 1.0', "tuned for 'quadratic', not for 'digits'"),
+        ("[methods.ditto]\nrounds = 3", "rounds is the same for all methods"),
+        ("[methods.ditto]\nlamb = 3", "no setting 'lamb'"),
+        ("[methods.magic]\nlr = 3", "'magic' is not known"),
+    ],
+)
+def test_a_bad_tuned_file_gets_one_clear_line(tmp_path, text, words):
+    path = tmp_path / "tuned.toml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ConfigError, match=words) as caught:
+        tiny(tuned=str(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_tune_and_compare_from_the_command_line(tmp_path):
+    small = ["--rounds", "8", "--set", "samples=20", "--methods", "ditto,local"]
+    code, out, err = run("tune", "digits", *small, "--trials", "2", "--seeds", "1", "--out", str(tmp_path / "t"))
+    assert code == 0, err
+    assert "tuned.toml" in out
+    assert len(err.splitlines()) == 4
+    code, _, err = run("tune", "digits", *small, "--trials", "2", "--seeds", "1", "--out", str(tmp_path / "t"))
+    assert code == 2
+    assert "--resume" in err
+    tuned = tmp_path / "t" / "tuned.toml"
+    code, out, err = run("compare", "digits", *small, "--tuned", str(tuned), "--out", str(tmp_path / "c"))
+    assert code == 0, err
+    stored = tomllib.loads((tmp_path / "c" / "experiment.toml").read_text())
+    assert stored["methods"]["ditto"] == tomllib.loads(tuned.read_text())["methods"]["ditto"]
+    assert max(len(line) for line in out.splitlines() if "written to" not in line) <= 80
+
+
+# Killed and gone on with
+
+
+def plain_results(folder: Path) -> dict:
+    """results.json without the wall clock, which no two runs share."""
+    results = json.loads((folder / "results.json").read_text())
+    for m in results["methods"].values():
+        assert m.pop("seconds") > 0
+    return results
+
+
+@pytest.mark.slow
+def test_compare_killed_at_ten_random_moments_ends_with_the_same_results(tmp_path):
+    moments = random.Random(1)
+    settings = ("compare", "digits", "--rounds", "60", "--seeds", "2", "--set", "evaluate_every=7")
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert run(*settings, "--out", str(whole))[0] == 0
+    arguments = (*settings, "--out", str(killed), "--resume")
+    reached = []
+    for _ in range(10):
+        process = start(*arguments)
+        before = len(list(killed.rglob("metrics.jsonl")))
+        begun = time.monotonic()
+        while len(list(killed.rglob("metrics.jsonl"))) <= before and process.poll() is None:
+            assert time.monotonic() - begun < 120
+            time.sleep(0.02)
+        time.sleep(moments.uniform(0, 1.0))
+        process.kill()
+        process.communicate()
+        reached.append(len(list(killed.rglob("result.json"))))
+    assert reached[0] < 4
+    assert len(set(reached)) > 4  # it was cut off in different runs
+    assert reached[-1] < 16  # and never came to its end by itself
+    code, _, err = run(*arguments)
+    assert code == 0, err
+    assert plain_results(killed) == plain_results(whole)
+    for name in ("table.csv", "table.md", "table.tex"):
+        assert (killed / name).exists()
+
+
+@pytest.mark.slow
+def test_a_search_killed_on_its_way_ends_with_the_same_trials(tmp_path):
+    moments = random.Random(2)
+    settings = ("tune", "digits", "--rounds", "60", "--trials", "3", "--seeds", "2", "--methods", "ditto,ifca")
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert run(*settings, "--out", str(whole))[0] == 0
+    arguments = (*settings, "--out", str(killed), "--resume")
+    for _ in range(3):
+        process = start(*arguments)
+        before = sum(len(p.read_text().splitlines()) for p in killed.rglob("trials.jsonl"))
+        begun = time.monotonic()
+        while sum(len(p.read_text().splitlines()) for p in killed.rglob("trials.jsonl")) <= before:
+            assert time.monotonic() - begun < 120
+            time.sleep(0.02)
+        time.sleep(moments.uniform(0, 0.5))
+        process.kill()
+        process.communicate()
+    code, _, err = run(*arguments)
+    assert code == 0, err
+    for path in ("tuned.toml", "ditto/trials.jsonl", "ifca/trials.jsonl"):
+        assert (killed / path).read_text() == (whole / path).read_text()
