@@ -54,17 +54,18 @@ class Board:
         self._label, self._score = label, ""
         self._bars.reset(self._one, description=label, total=self._rounds, completed=0, score="", visible=True)
 
-    def skip(self, count: int = 1) -> None:
-        """Runs that were finished before."""
-        self._done += count
+    def skip(self) -> None:
+        """A run that was finished before."""
+        self._done += 1
         self._bars.update(self._all, completed=self._done)
         self._draw()
 
-    def end(self, score: str = "") -> None:
+    def end(self) -> None:
         """The run at hand has come to its end."""
         self._done += 1
         self._bars.update(self._all, completed=self._done)
-        self._say(f"[{self._done}/{self._runs}] {self._label}: {score or self._score}")
+        if not self._console.is_terminal:  # there, the table says it
+            self._say(f"[{self._done}/{self._runs}] {self._label}: {self._score}")
         self._draw()
 
     def __call__(self, event: Event) -> None:
