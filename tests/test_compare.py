@@ -225,7 +225,7 @@ def test_a_search_tries_first_what_the_experiment_has_and_can_be_lengthened():
         assert all(set(p) == {"lr", *METHODS[method].search} for p in long)
     ditto = search.points(tiny("ditto.lam=0.25"), "ditto", 9)
     assert ditto[0]["lam"] == 0.25
-    assert all(0.01 <= p["lam"] <= 10 for p in ditto)
+    assert all(1e-4 <= p["lam"] <= 10 for p in ditto)
     assert {p["share"] for p in search.points(tiny(), "finetune", 40)} == {0.1, 0.25, 0.5, 0.75, 0.9}
     shares = np.array([p["lr"] for p in search.points(tiny(), "local", 101)[1:]])
     assert 40 <= (shares < 0.03).sum() <= 60  # even on a log scale

@@ -27,7 +27,7 @@ class Ditto(FedAvg):
     """
 
     name: ClassVar[str] = "ditto"
-    search: ClassVar[dict[str, Any]] = {"lam": (0.01, 10.0)}
+    search: ClassVar[dict[str, Any]] = {"lam": (0.0001, 10.0)}
 
     lam: float = Field(default=1.0, ge=0, validation_alias=AliasChoices("lam", "lambda"))
 
