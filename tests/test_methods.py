@@ -275,12 +275,12 @@ def test_fc_agrees_with_plain_python(settings):
 def test_fc_clips_by_hand():
     # Points 0 (its own), 1 and 10 in one dimension, threshold at the second nearest of three.
     method = FederatedClustering(quantile=2 / 3, iterations=2)
-    points = torch.tensor([[0.0], [1.0], [10.0]])
-    v, near = method._average(points, torch.ones(3, dtype=torch.bool), 0, 2)
+    points = torch.tensor([[[0.0], [1.0], [10.0]]])
+    v, near = method.average(points, torch.ones(1, 3, dtype=torch.bool), torch.tensor([0]), torch.tensor([2]))
     first = (0 + 1 + 0) / 3  # the far point counts as the centre itself
     second = (0 + 1 + first) / 3
     assert v.item() == pytest.approx(second)
-    assert near.tolist() == [1, 1, 0]
+    assert near.tolist() == [[True, True, False]]
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])

@@ -56,15 +56,14 @@ class FederatedClustering(Method):
         n = len(federation)
         own = federation.gradients(state.X, round=state.round, out=state.gradient)
         aside = set_aside(own.rows, own.finite, federation, state.round)
-        members = self._members(federation)
-        W = torch.eye(n)
+        members = self._members(federation).to(aside.device)
+        W = torch.empty(n, n)
         at_once = max(1, federation.models_at_once // n)
         for first in range(0, n, at_once):
-            block = range(first, min(n, first + at_once))
+            block = slice(first, min(n, first + at_once))
             Z, finite = self._points(state, federation, own.rows, own.finite, block)
-            for z, good, i in zip(Z, finite, block, strict=True):
-                if not aside[i]:
-                    own.rows[i], W[i] = self._average(z, good, i, members[i])
+            own.rows[block], near = self.average(Z, finite, torch.arange(block.start, block.stop), members[block])
+            W[block] = near.float().cpu()
         state.sent += 2 * n * (n - 1)
         state.tensors["weights"] = W
         with state.untouched(aside):
@@ -72,40 +71,38 @@ class FederatedClustering(Method):
         return names_of(aside, federation)
 
     def _points(
-        self, state: State, federation: Federation, own: Tensor, own_finite: Tensor, block: range
+        self, state: State, federation: Federation, own: Tensor, own_finite: Tensor, block: slice
     ) -> tuple[Tensor, Tensor]:
-        """[b, n, d]: gradients of all clients at the models of a block of clients, and which of them are finite."""
+        """Z [b, n, d]: gradients of all clients at the models of a block of clients, and which are finite [b, n]."""
         n = len(federation)
-        asked = [(i, k) for i in block for k in range(n) if k != i]
-        i, k = np.array(asked, dtype=np.int64).reshape(-1, 2).T
-        answer = federation.gradients(state.X[i], k.tolist(), state.round, track=False)
-        Z = own.new_empty(len(block), n, own.shape[1])
-        finite = torch.ones(len(block), n, dtype=torch.bool, device=own.device)
-        Z[i - block.start, k], finite[i - block.start, k] = answer.rows.nan_to_num(0, 0, 0), answer.finite
-        mine = torch.arange(len(block))
-        Z[mine, list(block)], finite[mine, list(block)] = (
-            own[block.start : block.stop],
-            own_finite[block.start : block.stop],
-        )
+        i, k = np.nonzero(~np.eye(n, dtype=bool)[block])
+        answer = federation.gradients(state.X[block][i], k.tolist(), state.round, track=False)
+        Z = own.new_empty(block.stop - block.start, n, own.shape[1])
+        finite = torch.empty(Z.shape[:2], dtype=torch.bool, device=own.device)
+        Z[i, k], finite[i, k] = answer.rows.nan_to_num(0, 0, 0), answer.finite
+        mine = torch.arange(len(Z))
+        Z[mine, mine + block.start], finite[mine, mine + block.start] = own[block], own_finite[block]
         if self.momentum:
-            M = state.tensors["momenta"][block.start : block.stop].to(Z)
+            M = state.tensors["momenta"][block].to(Z)
             Z = Z if state.round == 0 else torch.where(finite[..., None], torch.lerp(Z, M, self.momentum), M)
-            state.tensors["momenta"][block.start : block.stop] = Z.cpu()
+            state.tensors["momenta"][block] = Z.cpu()
         return Z, finite
 
-    def _average(self, Z: Tensor, finite: Tensor, i: int, members: int) -> tuple[Tensor, Tensor]:
-        """The clipped iterative average around point i, and who was within the threshold at the end."""
-        v = Z[i]
+    def average(self, Z: Tensor, finite: Tensor, own: Tensor, members: Tensor) -> tuple[Tensor, Tensor]:
+        """[b, d]: the clipped iterative averages around points own[b] of Z[b]; and who was within the threshold."""
+        v = Z[torch.arange(len(Z)), own]
         near = finite
         for _ in range(self.iterations):
-            distance = torch.where(finite, torch.linalg.vector_norm(Z - v, dim=1), torch.inf)
-            near = (distance <= distance.kthvalue(members).values) & finite
-            v = v + (near[:, None] * (Z - v)).mean(0)
-        return v, near.float().cpu()
+            away = Z - v[:, None]
+            distance = torch.linalg.vector_norm(away, dim=2).where(finite, torch.inf)
+            tau = distance.sort(1).values.gather(1, members[:, None] - 1)
+            near = (distance <= tau) & finite
+            v = v + (near[:, None].to(Z) @ away)[:, 0] / Z.shape[1]
+        return v, near
 
-    def _members(self, federation: Federation) -> list[int]:
+    def _members(self, federation: Federation) -> Tensor:
         """How many points lie within the threshold of each client."""
         n, groups = len(federation), federation.groups
         if self.quantile is not None:
-            return [max(1, math.ceil(self.quantile * n - 1e-9))] * n
-        return [groups.count(group) for group in groups]
+            return torch.full((n,), max(1, math.ceil(self.quantile * n - 1e-9)))
+        return torch.tensor([groups.count(group) for group in groups])
