@@ -239,6 +239,15 @@ def test_ifca_keeps_the_best_of_its_initialisations():
     assert federation.compared == 20 * 8 * 4 + 80 * 2 * 4
 
 
+def test_a_client_with_broken_data_has_no_say_in_which_initialisation_is_best():
+    people = [point_client("p", [5.0]), point_client("m", [-5.0]), point_client("sick", [float("nan")])]
+    starts = iter([0.0, 100.0, 1.0, 2.0])
+    method = IFCA(k=2, initialisations=2, trial=0.2)
+    federation, state = started(people, lambda: Point([next(starts)]), method, objective=quadratic, rounds=50)
+    play(method, federation, state, 50)
+    assert sorted(state.X.flatten().tolist()) == pytest.approx([-5, 5], abs=0.1)
+
+
 def test_a_centre_that_nobody_chose_stays():
     people = [point_client(n, [1.0]) for n in "ab"]
     starts = iter([0.9, 50.0])

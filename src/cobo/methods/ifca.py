@@ -64,8 +64,9 @@ class IFCA(Method):
         sets = len(state.X) // k
         who = participants(federation, state.round, self.participation)
         asked = np.arange(n) if state.round in (0, state.rounds - 1) else who
-        losses = federation.losses(state.X, asked.tolist(), state.round).nan_to_num(nan=torch.inf)
-        least, choice = losses.view(sets, k, len(asked)).min(1)
+        losses = federation.losses(state.X, asked.tolist(), state.round)
+        sound = torch.isfinite(losses).any(0)  # a client whose data are broken has no say in which set is best
+        least, choice = losses.nan_to_num(nan=torch.inf, posinf=torch.inf).view(sets, k, len(asked)).min(1)
         centres = choice + k * torch.arange(sets, device=choice.device)[:, None]  # [sets, asked], rows of X
         part = torch.from_numpy(np.isin(asked, who)).to(choice.device)
         chosen = centres[:, part].reshape(-1)
@@ -73,8 +74,8 @@ class IFCA(Method):
         aside = set_aside(answer.rows, answer.finite, federation, state.round)
         self._step(state, answer.rows, chosen, shares(federation, np.tile(who, sets), self.weighting) * ~aside)
         state.sent += len(asked) * len(state.X) + len(who) * sets
-        self._remember(state, asked, least, choice.cpu())
-        return names_of(aside.view(sets, -1).any(0), federation, who)
+        self._remember(state, asked, least[:, sound], choice.cpu())
+        return names_of(aside.view(sets, -1).all(0), federation, who)
 
     def _step(self, state: State, G: Tensor, chosen: Tensor, p: Tensor) -> None:
         """Every centre follows the mean gradient of those that chose it."""
