@@ -1,5 +1,6 @@
 """The `cobo` command: reads arguments, calls the library, turns errors into one line and an exit code."""
 
+import math
 import sys
 from collections.abc import Sequence
 from datetime import datetime
@@ -112,7 +113,7 @@ def tune(
         raise CheckpointError(f"{folder} already holds a search; go on with it (--resume) or choose another --out")
 
     def table() -> Table:
-        return _tuning_table(folder, wanted, seeds)
+        return _tuning_table(folder, wanted, trials, seeds)
 
     with _resumable(folder), Board(len(wanted) * trials * seeds, chosen.rounds, table) as board:
         search.tune(chosen, wanted, trials, seeds, folder, board)
@@ -260,16 +261,14 @@ def _show(folder: Path, experiment: Experiment) -> None:
     console.print(f"written to {folder}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _tuning_table(folder: Path, methods: Sequence[str], seeds: int) -> Table:
+def _tuning_table(folder: Path, methods: Sequence[str], trials: int, seeds: int) -> Table:
     table = Table("method", "trials", "best score", "settings", box=None, pad_edge=False)
-    best = search.best(folder, seeds)
     for method in methods:
-        done = len(search.finished(folder, method, seeds))
-        if method in best:
-            score, point = best[method].score, best[method].point
-            table.add_row(method, str(done), f"{score:.4g}", ", ".join(f"{k} = {v}" for k, v in point.items()))
-        else:
-            table.add_row(method, str(done), "-", "-")
+        tried = search.finished(folder, method, trials, seeds)
+        scored = [(trial.score, -trial.number, trial.point) for trial in tried if trial.score is not None]
+        score, _, point = max(scored, key=lambda found: found[:2], default=(math.nan, 0, {}))
+        settings = ", ".join(f"{name} = {value}" for name, value in point.items())
+        table.add_row(method, f"{len(tried)} of {trials}", f"{score:.4g}" if scored else "-", settings or "-")
     return table
 
 

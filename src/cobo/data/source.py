@@ -4,7 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 from torch import Tensor
+
+from cobo import draws
 
 
 class Split(NamedTuple):
@@ -12,6 +15,13 @@ class Split(NamedTuple):
 
     inputs: Tensor
     targets: Tensor
+
+    def divided(self, share: float, seed: int) -> tuple["Split", "Split"]:
+        """The samples without a share of them, drawn by `seed`, and that share."""
+        order = np.random.default_rng(int(draws.key(seed, "validation"))).permutation(len(self.targets))
+        judged, kept = np.split(order, [max(1, round(share * len(order)))])
+        kept, judged = np.sort(kept), np.sort(judged)
+        return Split(self.inputs[kept], self.targets[kept]), Split(self.inputs[judged], self.targets[judged])
 
 
 class Source(NamedTuple):

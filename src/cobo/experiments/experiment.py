@@ -40,8 +40,12 @@ class Experiment(Training):
     methods: dict[str, dict[str, Any]] = Field(default_factory=dict)
 
     @abstractmethod
-    def build(self, seed: int) -> Parts:
-        """The clients and the model; all that is random follows from the seed."""
+    def build(self, seed: int, *, validation: float = 0.0) -> Parts:
+        """The clients and the model; all that is random follows from the seed.
+
+        With `validation`, that share of the training samples judges the clients, none of which trains on it; test
+        samples are not looked at.
+        """
 
     def method(self, name: str) -> Method:
         """A method with the settings that this experiment gives it."""

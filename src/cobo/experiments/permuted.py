@@ -23,12 +23,16 @@ class PermutedLabels(Experiment):
     def load(self) -> tuple[Split, Split]:
         """The images to train on, and those to judge by."""
 
-    def build(self, seed: int) -> Parts:
+    def build(self, seed: int, *, validation: float = 0.0) -> Parts:
         train, test = self.load()
+        samples = self.samples
+        if validation:
+            train, test = train.divided(validation, seed)
+            samples = min(samples, len(train.targets) // self.clients_per_group)
         classes = int(train.targets.max()) + 1
         shares = partition.permuted_labels(
             len(train.targets), classes, groups=self.groups, clients_per_group=self.clients_per_group,
-            samples=self.samples, seed=seed,
+            samples=samples, seed=seed,
         )  # fmt: skip
         inputs = train.inputs[0].numel()
         clients = partition.make_clients(shares, train, test)

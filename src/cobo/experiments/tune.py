@@ -1,9 +1,9 @@
-"""Tuning: every method gets the same number of trials, on validation data and seeds that are never reported.
+"""Tuning: every method gets the same number of trials, on validation samples and seeds that are never reported.
 
-A trial is a point in the ranges of the learning rate and of the method's own settings (`Method.search`). The first is
-what the experiment has; the others follow a scrambled Halton sequence, so the k-th trial is always the same and
-a search can be stopped, resumed and lengthened. Each is run with every seed on clients that hold a share of
-their *training* samples out, and is judged by the mean accuracy (or loss) on those. Test samples are never looked at.
+A trial is a point in the ranges of the learning rate and of the method's own settings (`Method.search`). Points follow
+a scrambled Halton sequence, whatever the experiment's own settings are, so the k-th trial is always the same and a
+search can be stopped, resumed and lengthened. Each is run with every seed on clients that are judged by a share of
+the *training* samples, on which nobody trains; the mean accuracy (or loss) decides. Test samples are never looked at.
 """
 
 import json
@@ -18,16 +18,19 @@ import tomli_w
 import torch
 
 from cobo import draws
+from cobo.compute.task import Task
 from cobo.errors import CheckpointError, ConfigError, RunError
 from cobo.experiments.experiment import Experiment
 from cobo.experiments.runner import Claim, Watcher
+from cobo.federation import Federation
 from cobo.methods import METHODS
 from cobo.training.checkpoint import write_atomic
 from cobo.training.fit import fit
+from cobo.training.lock import only_one
 from cobo.training.loop import append_synced
 
 FIRST_SEED = 1000
-HELD_OUT = 0.2
+VALIDATION = 0.2
 LR_FACTOR = 10.0  # the learning rate is searched from a tenth to ten times that of the experiment
 
 Point = dict[str, Any]
@@ -50,20 +53,31 @@ def tune(
     if experiment.threads is not None:
         torch.set_num_threads(experiment.threads)
     for method in methods:
-        for number, point in enumerate(points(experiment, method, trials)):
-            for seed in range(FIRST_SEED, FIRST_SEED + seeds):
-                if (number, seed) in _scores(folder, method):
-                    watch.skip()
-                    continue
-                watch.begin(f"{method} trial {number} seed {seed}")
-                _run(experiment, method, number, point, seed, folder, [claim, watch])
-                watch.end()
-    write_atomic(folder / "tuned.toml", _as_toml(experiment, folder, seeds).encode())
-    return best(folder, seeds)
+        experiment.method(method).check(_federation(experiment), experiment.lr / LR_FACTOR)
+        (folder / method).mkdir(parents=True, exist_ok=True)
+        with only_one(folder / method):
+            _drop_torn_line(folder / method / "trials.jsonl")
+            done = _scores(folder, method)
+            for number, point in enumerate(points(experiment, method, trials)):
+                for seed in range(FIRST_SEED, FIRST_SEED + seeds):
+                    if (number, seed) in done:
+                        _check_point(folder, method, done[number, seed], point)
+                        watch.skip()
+                        continue
+                    watch.begin(f"{method} trial {number + 1} seed {seed}")
+                    _run(experiment, method, number, point, seed, folder, [claim, watch])
+                    watch.end()
+    found = best(folder, trials, seeds)
+    for method in methods:
+        if method not in found:
+            note = finished(folder, method, trials, seeds)[0].note
+            raise RunError(f"no trial of {method} could be run to its end; the first: {note}")
+    write_atomic(folder / "tuned.toml", _as_toml(experiment, folder, trials, seeds).encode())
+    return found
 
 
 def points(experiment: Experiment, method: str, trials: int) -> list[Point]:
-    """Trial settings: first the experiment's own, then `trials - 1` from the ranges.
+    """The settings of the trials.
 
     >>> from cobo.experiments import EXPERIMENTS, load_experiment
     >>> [sorted(p) for p in points(load_experiment("digits", EXPERIMENTS), "ditto", 2)]
@@ -71,42 +85,46 @@ def points(experiment: Experiment, method: str, trials: int) -> list[Point]:
     """
     from scipy.stats import qmc  # takes a second to import
 
-    chosen, lr = experiment.method(method), experiment.training(method, 0)["lr"]
-    ranges: dict[str, Any] = {"lr": (experiment.lr / LR_FACTOR, experiment.lr * LR_FACTOR), **METHODS[method].search}
-    first = {"lr": lr, **{name: getattr(chosen, name) for name in METHODS[method].search}}
+    ranges = _ranges(experiment, method)
     seed = int(draws.key(0, "tune", method)) & 0xFFFF_FFFF
-    drawn = qmc.Halton(len(ranges), scramble=True, rng=seed).random(max(0, trials - 1))
-    return [
-        first,
-        *({n: _between(r, float(u)) for (n, r), u in zip(ranges.items(), row, strict=True)} for row in drawn),
-    ]
+    drawn = qmc.Halton(len(ranges), scramble=True, rng=seed).random(trials)
+    return [{n: _between(r, float(u)) for (n, r), u in zip(ranges.items(), row, strict=True)} for row in drawn]
 
 
-def best(folder: Path, seeds: int) -> dict[str, Trial]:
-    """The best complete trial of every method that has one."""
+def best(folder: Path, trials: int, seeds: int) -> dict[str, Trial]:
+    """The best trial of every method that has had all of them."""
     found = {}
     for method in METHODS:
-        complete = [t for t in finished(folder, method, seeds) if t.score is not None]
-        if complete:
-            found[method] = max(complete, key=lambda t: t.score or -math.inf)
+        tried = finished(folder, method, trials, seeds)
+        complete = [(trial.score, -trial.number, trial) for trial in tried if trial.score is not None]
+        if complete and len(tried) == trials:
+            found[method] = max(complete)[-1]
     return found
 
 
-def finished(folder: Path, method: str, seeds: int) -> list[Trial]:
-    """The trials of a method that were run with all seeds."""
-    by_trial: dict[int, list[dict[str, Any]]] = {}
-    wanted = range(FIRST_SEED, FIRST_SEED + seeds)
-    for (number, seed), line in _scores(folder, method).items():
-        if seed in wanted:
-            by_trial.setdefault(number, []).append(line)
-    trials = []
-    for number, lines in sorted(by_trial.items()):
-        if len(lines) == seeds:
-            scores = [line["score"] for line in lines]
-            notes = [line["note"] for line in lines if line["note"]]
-            score = None if None in scores else fmean(scores)
-            trials.append(Trial(number, lines[0]["point"], score, notes[0] if notes else ""))
-    return trials
+def finished(folder: Path, method: str, trials: int, seeds: int) -> list[Trial]:
+    """The trials of a method, of the first so many, that were run with all seeds."""
+    scores = _scores(folder, method)
+    found = []
+    for number in range(trials):
+        lines = [scores.get((number, seed)) for seed in range(FIRST_SEED, FIRST_SEED + seeds)]
+        known = [line for line in lines if line is not None]
+        if len(known) == seeds:
+            values = [line["score"] for line in known]
+            notes = [line["note"] for line in known if line["note"]]
+            score = None if None in values else fmean(values)
+            found.append(Trial(number, known[0]["point"], score, notes[0] if notes else ""))
+    return found
+
+
+def _ranges(experiment: Experiment, method: str) -> dict[str, Any]:
+    return {"lr": (experiment.lr / LR_FACTOR, experiment.lr * LR_FACTOR), **METHODS[method].search}
+
+
+def _federation(experiment: Experiment) -> Federation:
+    """For what a method has to say against the experiment itself, before anything runs."""
+    parts = experiment.build(FIRST_SEED, validation=VALIDATION)
+    return Federation(parts.clients, parts.model, task=Task(parts.loss), batch_size=experiment.batch_size)
 
 
 def _between(bounds: Any, u: float) -> Any:
@@ -121,25 +139,21 @@ def _run(
     experiment: Experiment, method: str, number: int, point: Point, seed: int, folder: Path, listeners: list[Any]
 ) -> None:
     """One run of a trial. What it leaves is one line; its own folder exists only while it runs."""
-    trial = folder / method / f"trial-{number}-seed-{seed}"
+    trial = folder / method / f"trial-{number + 1}-seed-{seed}"
     table = {**experiment.methods.get(method, {}), **point}
     changed = experiment.replace(methods={**experiment.methods, method: table})
+    parts = changed.build(seed, validation=VALIDATION)
     score, note = None, ""
     try:
-        parts = changed.build(seed)
         result = fit(
-            [client.hold_out(HELD_OUT, seed) for client in parts.clients],
-            model=parts.model, loss=parts.loss, method=changed.method(method), out=trial, resume=True,
+            parts.clients, model=parts.model, loss=parts.loss, method=changed.method(method), out=trial, resume=True,
             listeners=listeners,
             **{**changed.training(method, seed), "evaluate_every": max(1, changed.rounds // 10)},
         )  # fmt: skip
         score, note = _judged(result.history[-1])
     except (ConfigError, RunError) as error:  # outside the stable range, or diverged
-        if number == 0 and isinstance(error, ConfigError):
-            raise  # the experiment itself is not right
         note = str(error)
     line = {"trial": number, "seed": seed, "point": point, "score": score, "note": note}
-    (folder / method).mkdir(parents=True, exist_ok=True)
     append_synced(folder / method / "trials.jsonl", json.dumps(line) + "\n")
     shutil.rmtree(trial, ignore_errors=True)
 
@@ -152,40 +166,50 @@ def _judged(last: dict[str, Any]) -> tuple[float | None, str]:
 
 
 def _scores(folder: Path, method: str) -> dict[tuple[int, int], dict[str, Any]]:
-    """The lines of a method's trials, by trial and seed; one torn by a kill is run again."""
+    """The lines of a method's trials, by trial and seed; one without its end is not there yet."""
     path = folder / method / "trials.jsonl"
-    if not path.exists():
-        return {}
     lines = {}
-    texts = path.read_bytes().splitlines(keepends=True)
-    for k, text in enumerate(texts):
+    for k, text in enumerate(_whole_lines(path)):
         try:
             line = json.loads(text)
             lines[line["trial"], line["seed"]] = line
         except (ValueError, KeyError, TypeError) as error:
-            if k == len(texts) - 1 and not text.endswith(b"\n"):
-                write_atomic(path, b"".join(texts[:-1]))
-                break
             raise CheckpointError(f"{path} is damaged in line {k + 1}; mend or delete the file") from error
     return lines
 
 
-def _as_toml(experiment: Experiment, folder: Path, seeds: int) -> str:
+def _whole_lines(path: Path) -> list[bytes]:
+    texts = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    return [text for text in texts if text.endswith(b"\n")]
+
+
+def _drop_torn_line(path: Path) -> None:
+    """What a kill has left of a line is made again."""
+    if path.exists():
+        write_atomic(path, b"".join(_whole_lines(path)))
+
+
+def _check_point(folder: Path, method: str, line: dict[str, Any], point: Point) -> None:
+    if line["point"] != point:
+        raise CheckpointError(
+            f"{folder}: trial {line['trial'] + 1} of {method} was run with {line['point']}, not {point}; the ranges "
+            "have changed, use another --out"
+        )
+
+
+def _as_toml(experiment: Experiment, folder: Path, trials: int, seeds: int) -> str:
     last = FIRST_SEED + seeds - 1
     text = (
-        f"# Best trial of each method for {experiment.experiment}, {experiment.rounds} rounds, judged by "
-        f"{HELD_OUT:.0%} of each client's training samples,\n# held out, with seeds {FIRST_SEED} to {last}.\n"
+        f"# Best of {trials} trials of each method for {experiment.experiment}, {experiment.rounds} rounds, judged by "
+        f"{VALIDATION:.0%} of the training samples\n# on which nobody trained, with seeds {FIRST_SEED} to {last}.\n"
     )
     text += tomli_w.dumps({"experiment": experiment.experiment})
-    for method, trial in best(folder, seeds).items():
-        tried = finished(folder, method, seeds)
-        failed = sum(t.score is None for t in tried)
-        about = f"trial {trial.number + 1} of {len(tried)}, score {trial.score:.4g}"
-        if tried[0].number == 0 and tried[0].score is not None:
-            about += f"; the experiment's own settings {tried[0].score:.4g}"
+    for method, trial in best(folder, trials, seeds).items():
+        about = f"trial {trial.number + 1}, score {trial.score:.4g}"
+        failed = sum(t.score is None for t in finished(folder, method, trials, seeds))
         if failed:
             about += f"; {failed} could not be run to their end"
-        edges = _at_edge(experiment, method, trial.point)
+        edges = [n for n, bounds in _ranges(experiment, method).items() if _at_edge(bounds, trial.point[n])]
         if edges:
             about += f"; at the edge of the range: {', '.join(edges)}"
         kept = {k: v for k, v in experiment.methods.get(method, {}).items() if k not in trial.point}
@@ -193,13 +217,9 @@ def _as_toml(experiment: Experiment, folder: Path, seeds: int) -> str:
     return text
 
 
-def _at_edge(experiment: Experiment, method: str, point: Point) -> list[str]:
-    """Settings whose best value lies within a tenth of the end of their range: what is best may lie outside."""
-    ranges: dict[str, Any] = {"lr": (experiment.lr / LR_FACTOR, experiment.lr * LR_FACTOR), **METHODS[method].search}
-    edges = []
-    for name, bounds in ranges.items():
-        if isinstance(bounds, tuple):
-            place = math.log(point[name] / bounds[0]) / math.log(bounds[1] / bounds[0])
-            if not 0.1 <= place <= 0.9:
-                edges.append(name)
-    return edges
+def _at_edge(bounds: Any, value: Any) -> bool:
+    """Whether a value lies within a tenth of the end of its range: what is best may lie outside."""
+    if isinstance(bounds, list):
+        return False
+    place = math.log(value / bounds[0]) / math.log(bounds[1] / bounds[0])
+    return not 0.1 <= place <= 0.9

@@ -118,13 +118,15 @@ class Federation:
         *,
         pairs: Indices | None = None,
         step: int = 0,
+        last: bool = True,
         track: bool = True,
         out: Tensor | None = None,
     ) -> Gradients:
         """Gradients of clients[k]'s loss at models[k], and products for `pairs` [p, 2] of positions in `models`.
 
         The batch of a client follows from its name, the round and `step`; that of a pair gradient also from the
-        peer's name. With `track`, running statistics move as the policy says; pair gradients never move them.
+        peer's name. With `track`, running statistics move as the policy says, and are shared (if they are) after the
+        `last` step of a round; pair gradients never move them.
         `out` [m, d] receives the rows, if given.
         """
         who = np.arange(len(self)) if clients is None else np.asarray(clients, dtype=np.int64)
@@ -134,11 +136,11 @@ class Federation:
         losses = torch.empty(len(who), dtype=models.dtype, device=models.device)
         finite = torch.empty(len(who), dtype=torch.bool, device=models.device)
         keys = draws.combine(self._keys[who], round, step)
-        for chunk in self._chunks(who):
+        for chunk in self._chunks(who, size=self.batch_size):
             chosen = who[chunk]
             held = {name: b[chosen] for name, b in self.buffers.items()}
             pieces, losses[chunk] = self.chosen.executor.gradients(
-                _some(models, chunk), self._batch(chosen, keys[chunk]), held, keys[chunk]
+                _some(models, chunk), self._batch(chosen, keys[chunk], self.batch_size), held, keys[chunk]
             )
             _put(rows, chunk, pieces)
             # A sum is not finite as soon as one of its terms is not.
@@ -147,7 +149,7 @@ class Federation:
                 sound = finite[chunk].nonzero()[:, 0]
                 for name, value in held.items():
                     self.buffers[name][torch.from_numpy(chosen).to(sound.device)[sound]] = value[sound]
-        if track and self.policy == "shared" and self.buffers and finite.any():
+        if track and last and self.policy == "shared" and self.buffers and finite.any():
             average_buffers(self.buffers, who[finite.cpu().numpy()].tolist())
         self.computed += len(who) + 2 * len(pairs)
         return Gradients(rows, losses, finite, products)
@@ -161,7 +163,7 @@ class Federation:
         i, j = who[pairs[:, 0]], who[pairs[:, 1]]
         asks = draws.combine(self._keys[i], round, self._keys[j], 1)
         asked = draws.combine(self._keys[j], round, self._keys[i], 2)
-        for chunk in self._chunks(i, j, most=len(scratch)):
+        for chunk in self._chunks(i, j, size=self.batch_size, most=len(scratch)):
             Z = scratch[: len(chunk)]
             for k, (a, b) in enumerate(pairs[chunk].tolist()):
                 torch.lerp(models[a], models[b], 0.5, out=Z[k])
@@ -174,24 +176,37 @@ class Federation:
 
     def _ask(self, models: Tensor, clients: Indices, keys: draws.Keys) -> list[Tensor]:
         scratch = {name: b[clients] for name, b in self.buffers.items()}
-        return self.chosen.executor.gradients(models, self._batch(clients, keys), scratch, keys)[0]
+        return self.chosen.executor.gradients(models, self._batch(clients, keys, self.batch_size), scratch, keys)[0]
 
-    def losses(self, models: Tensor, clients: Sequence[int] | None = None, round: int = 0) -> Tensor:
-        """[c, m]: the loss of each of m clients at every one of c models, each client on one batch.
+    def losses(
+        self, models: Tensor, clients: Sequence[int] | None = None, round: int = 0, *, whole: bool = False
+    ) -> Tensor:
+        """[c, m]: the loss of each of m clients at every one of c models, on the same data for all models.
 
-        It is the batch on which `gradients` of that round would be taken. Running statistics do not move.
+        That is the batch on which `gradients` of the round would be taken or, if `whole`, all training samples.
+        Running statistics do not move.
         """
         who = np.arange(len(self)) if clients is None else np.asarray(clients, dtype=np.int64)
         keys = draws.combine(self._keys[who], round, 0)
-        losses = torch.empty(len(models), len(who), dtype=models.dtype, device=models.device)
-        for chunk in self._chunks(who):
-            fields = self._batch(who[chunk], keys[chunk])
-            for k, row in enumerate(models):
-                held = {name: b[who[chunk]] for name, b in self.buffers.items()}
-                rows = row.expand(len(chunk), -1)
-                losses[k, chunk] = self.chosen.executor.losses(rows, fields, held, keys[chunk])
+        size = None if whole else self.batch_size
+        losses = torch.zeros(len(models), len(who), dtype=models.dtype, device=models.device)
+        for chunk in self._chunks(who, size=size):
+            for fields, share in self._parts(who[chunk], keys[chunk], size):
+                for k, row in enumerate(models):
+                    held = {name: b[who[chunk]] for name, b in self.buffers.items()}
+                    rows = row.expand(len(chunk), -1)
+                    losses[k, chunk] += share * self.chosen.executor.losses(rows, fields, held, keys[chunk])
         self.compared += losses.numel()
         return losses
+
+    def _parts(self, clients: Indices, keys: draws.Keys, size: int | None) -> Iterator[tuple[Fields, float]]:
+        """The clients' batches, or all of their (equally many) samples a thousand at a time, with the share of each."""
+        if size is not None:
+            yield self._batch(clients, keys, size), 1.0
+            return
+        count = int(self._train.sizes[clients[0]])
+        for part in np.array_split(np.arange(count), -(-count // 1024)):
+            yield self._train.take(clients, np.tile(part, (len(clients), 1)), keys), len(part) / count
 
     def local_steps(
         self,
@@ -212,7 +227,7 @@ class Federation:
         """
         X = models.clone()
         for step in range(steps):
-            G = self.gradients(X, clients, round, step=step, track=track).rows
+            G = self.gradients(X, clients, round, step=step, last=step == steps - 1, track=track).rows
             if pull is not None:
                 G.addcmul_(pull[:, None], X)
             if anchors is not None:
@@ -254,21 +269,21 @@ class Federation:
             for k, name in enumerate(self.names)
         }
 
-    def _batch(self, clients: Indices, keys: draws.Keys) -> Fields:
-        """Samples drawn with replacement, as the paper's xi ~ D_i; or all samples when batch_size is None."""
+    def _batch(self, clients: Indices, keys: draws.Keys, size: int | None) -> Fields:
+        """`size` samples drawn with replacement, as the paper's xi ~ D_i; or all samples, in order, when it is None."""
         sizes = self._train.sizes[clients]
-        if self.batch_size is None:
+        if size is None:
             positions = np.tile(np.arange(sizes[0]), (len(clients), 1))
         else:
-            positions = draws.integers(keys, sizes, self.batch_size)
+            positions = draws.integers(keys, sizes, size)
         return self._train.take(clients, positions, keys)
 
-    def _chunks(self, *clients: Indices, most: int | None = None) -> Iterator[Indices]:
+    def _chunks(self, *clients: Indices, size: int | None, most: int | None = None) -> Iterator[Indices]:
         """Positions in chunks of at most `models_at_once`; batches in a chunk have one size."""
         most = self.models_at_once if most is None else min(most, self.models_at_once)
         if len(clients[0]) == 0:
             return
-        sizes = np.stack([self._train.sizes[c] if self.batch_size is None else 0 * c for c in clients])
+        sizes = np.stack([self._train.sizes[c] if size is None else 0 * c for c in clients])
         _, kind = np.unique(sizes, axis=1, return_inverse=True)
         for which in range(kind.max() + 1):
             members = np.flatnonzero(kind.reshape(-1) == which)

@@ -33,6 +33,7 @@ class State:
     rounds: int
     round: int = 0
     sent: int = 0
+    aside: set[int] = field(default_factory=set)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     gradient: Tensor = field(init=False)
 
@@ -125,23 +126,20 @@ def participants(federation: Federation, round: int, rate: float) -> NDArray[np.
     return np.sort(np.argsort(drawn, kind="stable")[:count])
 
 
-def set_aside(rows: Tensor, finite: Tensor, federation: Federation, round: int) -> Tensor:
-    """Which rows are not finite; they become 0. If that is so for every client there is, the run has failed."""
-    aside = ~finite
-    if aside.any():
-        if aside.all() and len(aside) >= len(federation):
-            raise RunError(
-                f"round {round}: no client has a finite gradient; either the data are not finite, or training has "
-                "diverged: start again with a lower learning rate or rho"
-            )
-        rows[aside] = 0
-    return aside
+def set_aside(state: State, federation: Federation, finite: Tensor, who: NDArray[np.int64] | None = None) -> list[str]:
+    """The names of clients whose gradient is not finite; `who` are those that were asked, if not all were.
 
-
-def names_of(aside: Tensor, federation: Federation, who: NDArray[np.int64] | None = None) -> list[str]:
-    """The names of clients set aside; `who` are the clients asked, if not all were."""
-    index = aside.nonzero()[:, 0].cpu().numpy()
-    return [federation.names[k] for k in (index if who is None else who[index])]
+    When that is so for every client, each as last heard of, the run has failed.
+    """
+    asked = np.arange(len(federation)) if who is None else who
+    bad = asked[(~finite).cpu().numpy()]
+    state.aside = (state.aside - set(asked.tolist())) | set(bad.tolist())
+    if len(state.aside) == len(federation):
+        raise RunError(
+            f"round {state.round}: no client has a finite gradient; either the data are not finite, or training has "
+            "diverged: start again with a lower learning rate or rho"
+        )
+    return [federation.names[k] for k in bad]
 
 
 def shares(federation: Federation, who: NDArray[np.int64], weighting: Weighting) -> Tensor:

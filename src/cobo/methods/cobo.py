@@ -22,7 +22,7 @@ from cobo.collaboration.signal import SIGNALS, overlook_sampling
 from cobo.collaboration.solver import SOLVERS
 from cobo.errors import ConfigError
 from cobo.federation import Federation, Gradients
-from cobo.methods.base import Method, State, names_of, set_aside
+from cobo.methods.base import Method, State, set_aside
 
 
 class CoBo(Method):
@@ -37,7 +37,7 @@ class CoBo(Method):
     """
 
     name: ClassVar[str] = "cobo"
-    search: ClassVar[dict[str, Any]] = {"rho": (0.5, 20.0), "gamma": (0.01, 0.3)}
+    search: ClassVar[dict[str, Any]] = {"rho": (0.1, 30.0), "gamma": (0.003, 1.0)}
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "paper": {
             "rho": 0.05, "gamma": 0.01, "sampling": "constant", "rate": 1.0, "switch": 0.002, "pairs": "ordered",
@@ -106,7 +106,9 @@ class CoBo(Method):
     def round(self, state: State, federation: Federation) -> list[str]:
         pairs = self._pairs(state, federation)
         answer = federation.gradients(state.X, round=state.round, pairs=pairs, out=state.gradient)
-        aside = set_aside(answer.rows, answer.finite, federation, state.round)
+        names = set_aside(state, federation, answer.finite)
+        aside = ~answer.finite
+        answer.rows[aside] = 0
         self._select(state, federation, answer, aside)
         # Up: every model, and both gradients of a pair. Down: the sum of collaborators, and the midpoint to both.
         state.sent += 2 * len(federation) + 4 * len(pairs)
@@ -117,7 +119,7 @@ class CoBo(Method):
             else:  # x <- (I + eta rho L)^-1 (x - eta g)
                 state.descend(answer.rows)
                 self._pull_together(state, aside)
-        return names_of(aside, federation)
+        return names
 
     def _pull_together(self, state: State, aside: Tensor) -> None:
         """The outer problem's penalty; who is set aside neither is pulled nor pulls."""

@@ -4,32 +4,29 @@
     personal   x_k  minimises  f_k(x_k) + lambda/2 |x_k - w|^2
 
 Symbols: X [n + 1, d], row k < n is x_k and the last row is w. A client that takes part in a round steps both models,
-its personal one toward w as it was at the start of the round. With lambda = 0, x_k is Local; w is FedAvg always.
+its personal one toward w as it was at the start of the round. w is FedAvg always; with lambda = 0, one local step and
+everyone taking part, x_k is Local.
 """
 
 from typing import Any, ClassVar
 
 import torch
-from pydantic import AliasChoices, Field
+from pydantic import Field
 from torch import Tensor
 
 from cobo.errors import ConfigError
 from cobo.federation import Federation
-from cobo.methods.base import State, names_of, participants
+from cobo.methods.base import State, participants, set_aside
 from cobo.methods.fedavg import FedAvg
 
 
 class Ditto(FedAvg):
-    """`lam` (in files also `lambda`) is the pull; 1 is what its authors recommend. Other settings are FedAvg's.
-
-    >>> Ditto(lam=0.1).lam, Ditto(**{"lambda": 0.1}).lam
-    (0.1, 0.1)
-    """
+    """`lam` is the pull lambda; 1 is what its authors recommend. The other settings are FedAvg's."""
 
     name: ClassVar[str] = "ditto"
-    search: ClassVar[dict[str, Any]] = {"lam": (0.0001, 10.0)}
+    search: ClassVar[dict[str, Any]] = {"lam": (0.001, 10.0)}
 
-    lam: float = Field(default=1.0, ge=0, validation_alias=AliasChoices("lam", "lambda"))
+    lam: float = Field(default=1.0, ge=0)
 
     def check(self, federation: Federation, lr: float) -> None:
         if self.lam * lr >= 2:
@@ -45,12 +42,13 @@ class Ditto(FedAvg):
         who = participants(federation, state.round, self.participation)
         X, w = state.X[who], state.X[-1]
         # The shared model is never used as such, so it moves nobody's running statistics.
-        D_w, aside_w = self.directions(state, federation, w.expand(len(who), -1), who, track=False)
-        D, aside = self.directions(state, federation, X, who, pull=self.lam, anchor=w)
+        D_w, finite_w = self.directions(state, federation, w.expand(len(who), -1), who, track=False)
+        D, finite = self.directions(state, federation, X, who, pull=self.lam, anchor=w)
+        aside = set_aside(state, federation, finite & finite_w, who)
         state.sent += 2 * len(who)
         G, still = state.gradient.zero_(), torch.ones(len(state.X), dtype=torch.bool, device=X.device)
-        G[who], still[who] = D, aside
-        G[-1:], still[-1] = self.averaged(D_w, aside_w, federation, who), aside_w.all()
+        G[who], still[who] = D, ~finite
+        G[-1:], still[-1] = self.averaged(D_w, finite_w, federation, who), ~finite_w.any()
         with state.untouched(still):
             state.descend(G)
-        return names_of(aside | aside_w, federation, who)
+        return aside

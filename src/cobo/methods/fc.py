@@ -18,14 +18,14 @@ from torch import Tensor
 
 from cobo.errors import ConfigError
 from cobo.federation import Federation
-from cobo.methods.base import Method, State, names_of, set_aside
+from cobo.methods.base import Method, State, set_aside
 
 
 class FederatedClustering(Method):
     """Without `quantile`, each client is told the size of its true group.
 
-    With `momentum` b the points are m_ik <- b m_ik + (1 - b) g_k(x_i), which a client recognises more easily but which
-    take n^2 d numbers to remember.
+    With `momentum` b, an option of ours, the points are m_ik <- b m_ik + (1 - b) g_k(x_i): less noise, n^2 d numbers to
+    remember. (The authors' Momentum-Clustering is another method: one momentum per client, at its own model.)
     """
 
     name: ClassVar[str] = "fc"
@@ -41,10 +41,10 @@ class FederatedClustering(Method):
             raise ConfigError("fc needs to know how large a group is; set quantile, or group= on every client")
 
     def warning(self, federation: Federation, rounds: int) -> str:
-        n, d = len(federation), federation.blueprint.size
+        n, start = len(federation), federation.start
         text = f"fc takes a gradient of every client at every model: {n * n:,} a round and {n * n * rounds:,} in all"
         if self.momentum:
-            return f"{text}; their momenta take {n * n * d * 4 / 1e6:,.0f} MB"
+            return f"{text}; their momenta take {n * start.numel() * start.element_size() / 1e6:,.0f} MB"
         return text
 
     def start(self, federation: Federation) -> dict[str, Tensor]:
@@ -55,8 +55,9 @@ class FederatedClustering(Method):
     def round(self, state: State, federation: Federation) -> list[str]:
         n = len(federation)
         own = federation.gradients(state.X, round=state.round, out=state.gradient)
-        aside = set_aside(own.rows, own.finite, federation, state.round)
-        members = self._members(federation).to(aside.device)
+        aside = set_aside(state, federation, own.finite)
+        own.rows[~own.finite] = 0
+        members = self._members(federation).to(own.rows.device)
         W = torch.empty(n, n)
         at_once = max(1, federation.models_at_once // n)
         for first in range(0, n, at_once):
@@ -64,11 +65,11 @@ class FederatedClustering(Method):
             Z, finite = self._points(state, federation, own.rows, own.finite, block)
             own.rows[block], near = self.average(Z, finite, torch.arange(block.start, block.stop), members[block])
             W[block] = near.float().cpu()
-        state.sent += 2 * n * (n - 1)
-        state.tensors["weights"] = W
-        with state.untouched(aside):
+        state.sent += 2 * n * n  # every model to everyone else and a gradient back, through a server
+        state.tensors["weights"] = torch.where(own.finite.cpu()[:, None], W, torch.eye(n))
+        with state.untouched(~own.finite):
             state.descend(own.rows)
-        return names_of(aside, federation)
+        return aside
 
     def _points(
         self, state: State, federation: Federation, own: Tensor, own_finite: Tensor, block: slice

@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor
 
 from cobo.federation import Federation
-from cobo.methods.base import Method, State, Weighting, names_of, participants, set_aside, shares
+from cobo.methods.base import Method, State, Weighting, participants, set_aside, shares
 
 
 class FedAvg(Method):
@@ -42,11 +42,12 @@ class FedAvg(Method):
 
     def round(self, state: State, federation: Federation) -> list[str]:
         who = participants(federation, state.round, self.participation)
-        D, aside = self.directions(state, federation, state.X.expand(len(who), -1), who)
+        D, finite = self.directions(state, federation, state.X.expand(len(who), -1), who)
+        aside = set_aside(state, federation, finite, who)
         state.sent += 2 * len(who)
-        with state.untouched(aside.all()[None]):
-            state.descend(self.averaged(D, aside, federation, who))
-        return names_of(aside, federation, who)
+        with state.untouched(~finite.any()[None]):
+            state.descend(self.averaged(D, finite, federation, who))
+        return aside
 
     def directions(
         self,
@@ -59,7 +60,7 @@ class FedAvg(Method):
         anchor: Tensor | None = None,
         track: bool = True,
     ) -> tuple[Tensor, Tensor]:
-        """D [m, d]: where each client's local steps from its model lead, and which clients were set aside.
+        """D [m, d]: where each client's local steps from its model lead, and which are finite (the others are 0).
 
         With `anchor` [d], steps are of the loss plus pull/2 |x - anchor|^2.
         """
@@ -74,11 +75,12 @@ class FedAvg(Method):
                 pull=None if anchor is None else torch.full_like(models[:, 0], pull),
                 anchors=None if anchor is None else pull * anchor,
             )  # fmt: skip
-            D = (models - moved) / state.lr
+            D = (models - moved) / state.lr if state.lr else torch.zeros_like(moved)
             finite = torch.isfinite(D.sum(1))
-        return D, set_aside(D, finite, federation, state.round)
+        D[~finite] = 0
+        return D, finite
 
-    def averaged(self, D: Tensor, aside: Tensor, federation: Federation, who: NDArray[np.int64]) -> Tensor:
-        """[1, d]: the mean direction of those that were not set aside."""
-        p = shares(federation, who, self.weighting) * ~aside
+    def averaged(self, D: Tensor, finite: Tensor, federation: Federation, who: NDArray[np.int64]) -> Tensor:
+        """[1, d]: the mean direction of those that are finite."""
+        p = shares(federation, who, self.weighting) * finite
         return (p / p.sum().clamp(min=1))[None] @ D

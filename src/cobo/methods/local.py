@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 from cobo.federation import Federation
-from cobo.methods.base import Method, State, names_of, set_aside
+from cobo.methods.base import Method, State, set_aside
 
 
 class Local(Method):
@@ -13,7 +13,7 @@ class Local(Method):
 
     def round(self, state: State, federation: Federation) -> list[str]:
         answer = federation.gradients(state.X, round=state.round, out=state.gradient)
-        aside = set_aside(answer.rows, answer.finite, federation, state.round)
-        with state.untouched(aside):
+        aside = set_aside(state, federation, answer.finite)
+        with state.untouched(~answer.finite):
             state.descend(answer.rows)
-        return names_of(aside, federation)
+        return aside

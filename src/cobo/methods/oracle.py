@@ -8,7 +8,7 @@ from torch import Tensor
 from cobo.collaboration import graph
 from cobo.errors import ConfigError
 from cobo.federation import Federation
-from cobo.methods.base import Method, State, names_of, set_aside
+from cobo.methods.base import Method, State, set_aside
 
 
 class Oracle(Method):
@@ -32,12 +32,13 @@ class Oracle(Method):
 
     def round(self, state: State, federation: Federation) -> list[str]:
         answer = federation.gradients(state.X, round=state.round, out=state.gradient)
-        aside = set_aside(answer.rows, answer.finite, federation, state.round)
+        aside = set_aside(state, federation, answer.finite)
+        answer.rows[~answer.finite] = 0
         state.sent += 2 * len(federation)
         samples = federation.samples.to(answer.rows.dtype)
-        M = state.tensors["weights"].to(samples) * samples * ~aside.cpu()
+        M = state.tensors["weights"].to(samples) * samples * answer.finite.cpu()
         total = M.sum(1, keepdim=True)
         M = (M / total.clamp(min=1)).to(answer.rows)
-        with state.untouched((total[:, 0] == 0).to(aside.device)):
+        with state.untouched((total[:, 0] == 0).to(answer.rows.device)):
             state.descend(M @ answer.rows)
-        return names_of(aside, federation)
+        return aside

@@ -13,6 +13,7 @@ from cobo.federation import Client, Federation
 from cobo.methods import CoBo, Method
 from cobo.training.architecture import describe
 from cobo.training.events import EventLog, Listener
+from cobo.training.lock import only_one
 from cobo.training.loop import Run
 from cobo.training.progress import LiveProgress
 from cobo.training.result import Result
@@ -74,6 +75,7 @@ def fit(
         heard = list(listeners)
         if folder is not None:
             _claim(folder, resume)
+            stack.enter_context(only_one(folder))
             heard.append(stack.enter_context(EventLog(folder / "events.jsonl")))
         if progress:
             heard.append(stack.enter_context(LiveProgress(label or method.name)))
