@@ -49,8 +49,9 @@ class Plain:
         return [p.grad.clone() for p in self.model.parameters()]
 
     def value(self, parameters, client: int, key) -> float:
+        """The loss on a batch or, without a key, on all training samples."""
         self.put(parameters)
-        inputs, targets = self.batch(client, key)
+        inputs, targets = self.data[client] if key is None else self.batch(client, key)
         return self.loss(self.model(inputs), targets).item()
 
     def batch_key(self, client: int):
@@ -154,16 +155,17 @@ class PlainDitto(Plain):
 
 
 class PlainIFCA(Plain):
-    """Every present client picks the centre with the least loss on its batch; centres average their pickers."""
+    """Every present client picks the centre with the least loss on its data; centres average their pickers."""
 
-    def prepare(self, centres, rounds, participation=1.0):
-        self.centres, self.rounds, self.participation = centres, rounds, participation
+    def prepare(self, centres, rounds, participation=1.0, compare="batch"):
+        self.centres, self.rounds, self.participation, self.compare = centres, rounds, participation, compare
         self.choice = [0] * self.n
 
     def round(self, t: int) -> None:
         present = self.present(t, self.participation)
         for k in range(self.n) if t in (0, self.rounds - 1) else present:
-            values = [self.value(c, k, self.key(k, t, 0)) for c in self.centres]
+            whole = self.compare == "all" or t == self.rounds - 1
+            values = [self.value(c, k, None if whole else self.key(k, t, 0)) for c in self.centres]
             self.choice[k] = values.index(min(values))
         new = []
         for j, c in enumerate(self.centres):

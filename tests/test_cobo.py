@@ -215,8 +215,8 @@ def test_batches_of_a_pair_of_a_step_and_of_rounds_are_drawn_apart():
     seen = []
     inside = federation._batch
 
-    def spy(clients, keys):
-        fields = inside(clients, keys)
+    def spy(clients, keys, size):
+        fields = inside(clients, keys, size)
         seen.extend(fields[0][np.asarray(clients) == 0])
         return fields
 

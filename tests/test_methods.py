@@ -13,7 +13,7 @@ from torch import nn
 import cobo
 from cobo.errors import ConfigError, Interrupted, RunError
 from cobo.federation import Federation
-from cobo.methods import IFCA, METHODS, Ditto, FedAvg, FederatedClustering, FineTunedFedAvg, Local, Oracle
+from cobo.methods import IFCA, METHODS, Ditto, FedAvg, FederatedClustering, FineTunedFedAvg, Local, Oracle, State
 from cobo.methods.base import participants
 from cobo.models import mlp
 
@@ -186,16 +186,15 @@ def centres_of(federation, count):
     return [[p[0] for p in federation.blueprint.split(row[None])] for row in rows]
 
 
-@pytest.mark.parametrize("participation", [1.0, 0.6])
-def test_ifca_agrees_with_plain_python(participation):
-    method = IFCA(k=3, initialisations=1, participation=participation)
+@pytest.mark.parametrize("settings", [{}, {"participation": 0.6}, {"compare": "all"}], ids=str)
+def test_ifca_agrees_with_plain_python(settings):
+    method = IFCA(k=3, initialisations=1, **settings)
 
     def plain(model, federation, state):
-        centres = centres_of(federation, 3)
-        return PlainIFCA(parties(), model, **COMMON, centres=centres, rounds=30, participation=participation)
+        return PlainIFCA(parties(), model, **COMMON, centres=centres_of(federation, 3), rounds=30, **settings)
 
     state, slow = same_as_plain(method, plain, model=lambda: mlp(2, [8], 2))
-    assert state.tensors["choice"].tolist() == slow.choice
+    assert state.tensors["choice"][0].tolist() == slow.choice
     assert len(set(slow.choice)) > 1
 
 
@@ -266,6 +265,36 @@ def test_ifca_says_what_it_needs():
         cobo.fit(strangers, model=net, method=IFCA(), rounds=1)
     with pytest.raises(ConfigError, match="function or class that makes a new one"):
         cobo.fit(strangers, model=net(), method=IFCA(k=2), rounds=1)
+    with pytest.raises(ConfigError, match="makes the same one each time"):
+        cobo.fit(strangers, model=net, method=IFCA(k=2), rounds=1)  # `net` seeds itself
+
+
+def test_initialisations_are_judged_however_short_the_trial():
+    people = [point_client("p", [5.0]), point_client("m", [-5.0])]
+    starts = iter([0.0, 100.0, 1.0, 99.0, -4.0, 4.0])  # the second is for the check that starts differ
+    method = IFCA(k=2, initialisations=2, trial=0.01)
+    federation = started(people, lambda: Point([next(starts)]), Local(), objective=quadratic)[0]
+    X = nn.Parameter(method.rows(federation))
+    state = State(X, torch.optim.SGD([X], lr=0.1), 10, tensors=method.start(federation))
+    assert state.X.flatten().tolist() == [0.0, 100.0, 1.0, 99.0]
+    state.X[2:] = torch.tensor([[-4.0], [4.0]], dtype=state.X.dtype)
+    play(method, federation, state, 2)
+    assert len(state.X) == 2
+    assert state.X[0].item() < 0 < state.X[1].item()
+
+
+def test_shared_running_statistics_are_averaged_once_a_round_whatever_the_local_steps():
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+    federation = Federation(parties(3), model, batch_size=6, buffers="shared")
+    before = [b.clone() for b in federation.buffers.values()]
+    alone = Federation(parties(3), model, batch_size=6, buffers="local")
+    for f in (federation, alone):
+        f.local_steps(f.start, round=0, steps=3, lr=0.1)
+    for name, rows in alone.buffers.items():
+        mean = rows.float().mean(0)
+        if rows.is_floating_point():
+            assert torch.allclose(federation.buffers[name], mean.expand_as(rows), atol=1e-6)
+    assert any(not torch.equal(a, b) for a, b in zip(before, federation.buffers.values(), strict=True))
 
 
 # Federated Clustering
@@ -278,7 +307,7 @@ def test_fc_agrees_with_plain_python(settings):
         method, lambda model, *_: PlainFC(parties(), model, **COMMON, members=2, iterations=3, **settings)
     )
     assert state.weights.sum(1).tolist() == [2.0] * 5
-    assert state.sent == 30 * 2 * 5 * 4
+    assert state.sent == 30 * 2 * 5 * 5
 
 
 def test_fc_clips_by_hand():
@@ -335,6 +364,16 @@ def test_fc_says_what_it_will_cost_before_it_starts_and_that_is_what_it_costs():
     assert result.history[-1]["gradients"] == 175
 
 
+def test_who_is_set_aside_by_fc_is_connected_to_nobody():
+    people = [cobo.Client("sick", train=Sick()), *(blobs(n, seed=k) for k, n in enumerate("abcd"))]
+    method = FederatedClustering(quantile=0.6)
+    federation, state = started(people, lambda: mlp(2, [6], 2), method, batch_size=6)
+    for _ in range(10):
+        play(method, federation, state, 1)
+        assert state.weights[0].tolist() == [1, 0, 0, 0, 0]
+        assert state.weights[1:, 0].tolist() == [0, 0, 0, 0]
+
+
 def test_fc_is_told_the_size_of_each_group():
     people = [
         point_client(n, [mu], group=int(mu > 0)) for n, mu in zip("abcde", (5.0, 5.1, -5.0, -5.1, -5.2), strict=True)
@@ -350,13 +389,13 @@ def test_fc_is_told_the_size_of_each_group():
 # What holds for all of them
 
 EVERY = [
-    cobo.CoBo(gamma=0.3),
     Local(),
     FedAvg(participation=0.5, local_steps=2),
     FineTunedFedAvg(share=0.5),
     Ditto(lam=0.5, participation=0.5),
     IFCA(initialisations=3, trial=0.6),
     FederatedClustering(momentum=0.5),
+    cobo.CoBo(gamma=0.3),
     Oracle(),
 ]
 every_method = pytest.mark.parametrize("method", EVERY, ids=lambda m: m.name)
@@ -448,9 +487,26 @@ def test_a_client_with_broken_data_does_not_break_the_others(method):
 @every_method
 def test_when_everyone_is_broken_the_run_says_so(method):
     people = [cobo.Client(n, train=Sick(), group=0) for n in "abcde"]
-    full = method.replace(participation=1.0) if "participation" in type(method).model_fields else method
     with pytest.raises(RunError, match="no client has a finite gradient"):
-        cobo.fit(people, model=lambda: mlp(2, [6], 2), method=full, rounds=5)
+        cobo.fit(people, model=lambda: mlp(2, [6], 2), method=method, rounds=60)
+
+
+@every_method
+def test_a_run_that_diverges_is_never_a_success(method):
+    with pytest.raises(RunError, match="diverged"):
+        cobo.fit(parties(), model=lambda: mlp(2, [6], 2), method=method.replace(**calm(method)), lr=1e8, rounds=80)
+
+
+def calm(method):
+    """No pull, which would be refused at such a learning rate."""
+    return {"rho": 0.0} if method.name == "cobo" else {"lam": 0.0} if method.name == "ditto" else {}
+
+
+def test_one_broken_client_of_few_that_take_part_is_not_the_end():
+    people = [cobo.Client("sick", train=Sick(), group=0), *parties(4)]
+    for method in (FedAvg(participation=0.2), Ditto(participation=0.2), IFCA(participation=0.2, trial=1.0)):
+        result = cobo.fit(people, model=lambda: mlp(2, [6], 2), method=method, rounds=60)
+        assert result.history[-1]["round"] == 60
 
 
 def test_what_would_be_sent():
@@ -463,7 +519,7 @@ def test_what_would_be_sent():
         FineTunedFedAvg(share=0.5): rounds * n,
         Ditto(): rounds * 2 * n,
         IFCA(k=3, initialisations=1): rounds * (3 * n + n),
-        FederatedClustering(quantile=0.4): rounds * 2 * n * (n - 1),
+        FederatedClustering(quantile=0.4): rounds * 2 * n * n,
         Oracle(): rounds * 2 * n,
         cobo.CoBo(sampling="every"): rounds * (2 * n + 4 * n * (n - 1) // 2),
     }

@@ -91,6 +91,11 @@ def compare(
 ) -> None:
     """Run several methods with several seeds, and put them in one table."""
     chosen = load_experiment(experiment, EXPERIMENTS, _changes(set_, rounds), tuned)
+    untuned = [method for method in _wanted(methods, chosen) if tuned is not None and method not in chosen.methods]
+    if untuned:
+        raise ConfigError(
+            f"--tuned {tuned!r} has nothing for {untuned[0]}; tune it too, or choose --methods without it"
+        )
     _compare(chosen, methods, seeds, out or Path("runs") / chosen.experiment, resume=resume)
 
 
@@ -199,11 +204,15 @@ def _compare(experiment: Experiment, methods: str, seeds: int, folder: Path, *, 
     wanted = _wanted(methods, experiment)
 
     def table() -> Table | None:
-        runs = summary.read_runs(folder)
-        return tables.terminal(_summarised(runs, experiment)) if runs else None
+        return tables.terminal(_summarised(folder, experiment)) if summary.read_runs(folder) else None
 
-    with _resumable(folder), Board(len(wanted) * seeds, experiment.rounds, table) as board:
-        run_all(experiment, wanted, range(seeds), folder, resume=resume, watch=board)
+    try:
+        with _resumable(folder), Board(len(wanted) * seeds, experiment.rounds, table) as board:
+            run_all(experiment, wanted, range(seeds), folder, resume=resume, watch=board)
+    except (RunError, _Stopped):
+        if summary.read_runs(folder):
+            _show(folder, experiment)  # what there is
+        raise
     _show(folder, experiment)
 
 
@@ -246,15 +255,12 @@ def _tensorboard(folder: Path) -> TensorBoard:
         raise ConfigError("--tensorboard needs the extra: pip install 'cobo[tensorboard]'") from None
 
 
-def _summarised(runs: summary.Runs, experiment: Experiment) -> summary.Results:
-    return summary.summarise(runs, experiment.experiment, experiment.target_accuracy)
+def _summarised(folder: Path, experiment: Experiment) -> summary.Results:
+    return summary.summarise(folder, experiment.experiment, experiment.target_accuracy)
 
 
 def _show(folder: Path, experiment: Experiment) -> None:
-    runs = summary.read_runs(folder)
-    if not runs:
-        raise CheckpointError(f"{folder} holds no finished run")
-    results = _summarised(runs, experiment)
+    results = _summarised(folder, experiment)
     tables.write(folder, results)
     console = Console()
     console.print(tables.terminal(results), soft_wrap=not console.is_terminal)

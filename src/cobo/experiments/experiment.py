@@ -81,8 +81,8 @@ def load_experiment(
 ) -> Experiment:
     """An experiment by its name or by the path of a TOML file.
 
-    Its methods' tables give way to those of `tuned` (a file that `cobo tune` wrote, or "paper"), both to the
-    KEY=VALUE `changes`.
+    With `tuned` (a file that `cobo tune` wrote, or "paper") the methods' tables are those of that file. KEY=VALUE
+    `changes` come last.
     """
     if name in known:
         table = _read(files("cobo.experiments") / f"{name}.toml")
@@ -94,7 +94,7 @@ def load_experiment(
     if kind not in known:
         raise ConfigError(f"{name}: experiment = {kind!r} is not known; it should be one of {', '.join(known)}")
     if tuned is not None:
-        table["methods"] = {**table.get("methods", {}), **_tuned(tuned, kind)}
+        table["methods"] = _tuned(tuned, kind)
     for change in changes:
         override(table, change)
     experiment = known[kind](**table)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import tomli_w
 import torch
 
-from cobo.errors import CheckpointError
+from cobo.errors import CheckpointError, RunError
 from cobo.experiments.experiment import Experiment
 from cobo.training.checkpoint import write_atomic
 from cobo.training.events import Event, Listener
@@ -60,17 +60,25 @@ def compare(
 ) -> None:
     """Methods times seeds, one run after the other; those that are finished are left as they are.
 
-    All methods have their first seed before any has its second, so that there is a table to look at early.
+    All methods have their first seed before any has its second, so that there is a table to look at early. A run that
+    fails (diverges) does not keep the others from running; the failure is raised at the end.
     """
     Claim(folder, experiment)
+    failures = []
     for seed in seeds:
         for method in methods:
             if resume and (folder / method / f"seed-{seed}" / "result.json").exists():
                 watch.skip()
                 continue
             watch.begin(f"{method} seed {seed}")
-            run(experiment, method, seed, folder, resume=resume, listeners=[watch], progress=False)
+            try:
+                run(experiment, method, seed, folder, resume=resume, listeners=[watch], progress=False)
+            except RunError as error:
+                failures.append(f"{method} seed {seed} failed: {error}")
             watch.end()
+    if failures:
+        more = f" ({len(failures) - 1} more did too)" if len(failures) > 1 else ""
+        raise RunError(failures[0] + more)
 
 
 def run(

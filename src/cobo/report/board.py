@@ -78,9 +78,10 @@ class Board:
             self._bars.update(self._one, score=self._score)
         elif kind in ("warning", "set aside"):
             message = event.get("message") or f"gradient not finite, set aside: {', '.join(event['clients'])}"
-            if message not in self._warned:
-                self._warned.add(message)
-                self._say(f"{self._label}: {message}")
+            line = f"{self._label}: {message}"
+            if line not in self._warned:
+                self._warned.add(line)
+                self._say(line)
 
     def _draw(self) -> None:
         if self._console.is_terminal:

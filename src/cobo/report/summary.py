@@ -33,14 +33,24 @@ def read_runs(folder: Path) -> Runs:
     return {method: dict(sorted(runs[method].items())) for method in order if method in runs}
 
 
-def summarise(runs: Runs, experiment: str, target: float | None) -> Results:
-    """What results.json says of finished runs; what does not apply is null."""
+def read_unfinished(folder: Path) -> list[str]:
+    """Runs that were begun and have no result: stopped, failed, or going on."""
+    begun = (path.parent for path in sorted(folder.glob("*/seed-*/metrics.jsonl")))
+    return [f"{run.parent.name} {run.name}" for run in begun if not (run / "result.json").exists()]
+
+
+def summarise(folder: Path, experiment: str, target: float | None) -> Results:
+    """What results.json says of the finished runs in a folder; what does not apply is null."""
+    runs = read_runs(folder)
+    if not runs:
+        raise CheckpointError(f"{folder} holds no finished run")
     return {
         "experiment": experiment,
         "seeds": sorted({seed for seeds in runs.values() for seed in seeds}),
         "rounds": max(r["training"]["rounds"] for seeds in runs.values() for r in seeds.values()),
         "target_accuracy": target,
         "environment": environment(),
+        "unfinished": read_unfinished(folder),
         "methods": {method: _method(runs, method, target) for method in runs},
     }
 
@@ -58,14 +68,10 @@ def environment() -> dict[str, Any]:
 
 def _method(runs: Runs, method: str, target: float | None) -> dict[str, Any]:
     mine = runs[method]
-    local, oracle = runs.get("local", {}), runs.get("oracle", {})
+    local = runs.get("local", {})
     last = {seed: run["history"][-1] for seed, run in mine.items()}
     improved = [_improved(run, local[s]) for s, run in mine.items() if s in local and method != "local"]
-    recovery = [
-        _recovery(_accuracy(run), _accuracy(local[s]), _accuracy(oracle[s]))
-        for s, run in mine.items()
-        if s in local and s in oracle and method not in ("local", "oracle")
-    ]
+    recovery = _recovery(runs, method) if method not in ("local", "oracle") else []
     graphs = [r for r in mine.values() if r["weights"] is not None and None not in r["true_groups"]]
     return {
         "accuracy": _spread([_accuracy(run) for run in mine.values()]),
@@ -102,18 +108,29 @@ def _groups_score(run: dict[str, Any]) -> float:
 
 
 def _improved(run: dict[str, Any], local: dict[str, Any]) -> float | None:
-    """The share of clients (percent) that are better than the same client alone, with the same seed."""
-    score, sign = ("client_accuracy", 1) if _accuracy(run) is not None else ("client_loss", -1)
-    pairs = zip(run["history"][-1][score], local["history"][-1][score], strict=True)
-    better = [sign * (a - b) > 0 for a, b in pairs if a is not None and b is not None]
+    """The share of clients (percent) that are better than the same client alone, with the same seed.
+
+    A client whose model has no finite score is not better.
+    """
+    name, sign = ("client_accuracy", 1) if _accuracy(local) is not None else ("client_loss", -1)
+    pairs = zip(run["history"][-1][name], local["history"][-1][name], strict=True)
+    better = [a is not None and sign * (a - b) > 0 for a, b in pairs if b is not None]
     return 100 * fmean(better) if better else None
 
 
-def _recovery(mine: float | None, local: float | None, oracle: float | None) -> float | None:
-    """How much of what the oracle gains over training alone a method gains (percent)."""
-    if mine is None or local is None or oracle is None or oracle <= local:
-        return None
-    return 100 * (mine - local) / (oracle - local)
+def _recovery(runs: Runs, method: str) -> list[float | None]:
+    """How much of what the oracle gains over training alone a method gains (percent), a number per seed.
+
+    A seed's gain is divided by the oracle's mean gain over the seeds: by its own it would be a ratio of small numbers.
+    """
+    local, oracle = runs.get("local", {}), runs.get("oracle", {})
+    seeds = [s for s in runs[method] if s in local and s in oracle]
+    scores = [tuple(_accuracy(r[s]) for r in (runs[method], local, oracle)) for s in seeds]
+    if not scores or any(value is None for three in scores for value in three):
+        return [None] * len(seeds)
+    gains = [(mine - alone, best - alone) for mine, alone, best in scores]  # type: ignore[operator]
+    possible = fmean(best for _, best in gains)
+    return [100 * mine / possible if possible > 0 else None for mine, _ in gains]
 
 
 def _rounds_to(run: dict[str, Any], target: float | None) -> int | None:
@@ -128,7 +145,7 @@ def _mean(values: list[Any]) -> float | None:
 
 
 def _spread(values: list[Any]) -> dict[str, float | None] | None:
-    known = [v for v in values if v is not None]
-    if not known:
+    """Mean and standard deviation; like `_mean`, nothing as soon as one seed has no value."""
+    if not values or None in values:
         return None
-    return {"mean": fmean(known), "std": stdev(known) if len(known) > 1 else None}
+    return {"mean": fmean(values), "std": stdev(values) if len(values) > 1 else None}

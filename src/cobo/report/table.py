@@ -11,8 +11,8 @@ from cobo.report.summary import Results
 from cobo.training.checkpoint import write_atomic
 
 COLUMNS = (
-    "method", "accuracy %", "loss", "improved %", "recovery %", "gradients", "MB sent", "to target", "W error",
-    "groups", "s",
+    "method", "accuracy %", "loss", "improved %", "recovery %", "gradients", "comparisons", "MB sent", "to target",
+    "W error", "groups", "s",
 )  # fmt: skip
 SPREAD = ("accuracy", "loss", "improved", "recovery")
 SINGLE = (
@@ -31,8 +31,7 @@ def write(folder: Path, results: Results) -> None:
 def markdown(results: Results) -> str:
     lines = [COLUMNS, tuple("---" for _ in COLUMNS), *_rows(results)]
     table = "".join("| " + " | ".join(line) + " |\n" for line in lines)
-    notes = _notes(results)
-    return table + (f"\n{notes}\n" if notes else "")
+    return f"{_title(results)}\n\n{table}\n{_notes(results)}\n"
 
 
 def comma_separated(results: Results) -> str:
@@ -56,22 +55,19 @@ def latex(results: Results) -> str:
             row[1] = rf"\textbf{{{row[1]}}}"
     heads = " & ".join(_escaped(column) for column in COLUMNS)
     body = "".join(" & ".join(row) + " \\\\\n" for row in rows)
-    seeds = len(results["seeds"])
-    notes = "".join(f"% {line}\n" for line in (_title(results), _notes(results)) if line)
+    notes = "".join(f"% {line}\n" for line in (_title(results), _notes(results)))
     columns = "l" + "r" * (len(COLUMNS) - 1)
     return (
-        f"% needs \\usepackage{{booktabs}}; mean $\\pm$ standard deviation over {seeds} seed{'s' * (seeds > 1)}\n"
-        f"{notes}\\begin{{tabular}}{{{columns}}}\n\\toprule\n{heads} \\\\\n\\midrule\n{body}\\bottomrule\n"
-        "\\end{tabular}\n"
+        f"% needs \\usepackage{{booktabs}}\n{notes}\\begin{{tabular}}{{{columns}}}\n\\toprule\n"
+        f"{heads} \\\\\n\\midrule\n{body}\\bottomrule\n\\end{{tabular}}\n"
     )
 
 
 def terminal(results: Results) -> Table:
     """The table for 80 columns: the spread over seeds is shown for accuracy only."""
-    notes = _notes(results)
     table = Table(
-        title=_title(results), title_justify="left", caption=notes or None, caption_justify="left", box=None,
-        padding=(0, 0, 0, 1), pad_edge=False,
+        title=_title(results), title_justify="left", caption=_notes(results, short=True), caption_justify="left",
+        box=None, padding=(0, 0, 0, 1), pad_edge=False,
     )  # fmt: skip
     heads = (
         "method", "accuracy\n%", "loss", "impr.\n%", "recov.\n%", "grad.\nk", "sent\nMB", "to\ntarget", "W\nerror",
@@ -79,10 +75,10 @@ def terminal(results: Results) -> Table:
     )  # fmt: skip
     for k, head in enumerate(heads):
         table.add_column(head, justify="left" if k == 0 else "right", no_wrap=True)
-    for (name, m), row in zip(results["methods"].items(), _rows(results), strict=True):
+    for m, row in zip(results["methods"].values(), _rows(results), strict=True):
         brief = [text.partition(" ±")[0] for text in row]
-        brief[1], brief[5], brief[10] = row[1], f"{m['gradients'] / 1000:.1f}", f"{m['seconds']:.0f}"
-        table.add_row(name, *brief[1:])
+        brief[1], brief[5], brief[-1] = row[1], f"{m['gradients'] / 1000:.1f}", f"{m['seconds']:.0f}"
+        table.add_row(*brief[:6], *brief[7:])
     return table
 
 
@@ -90,12 +86,13 @@ def _rows(results: Results) -> list[tuple[str, ...]]:
     """The table as text, a row per method."""
     return [
         (
-            name,
+            name + "*" * (m["seeds"] != results["seeds"]),
             _plus_minus(m["accuracy"], 1),
             _plus_minus(m["loss"], 3),
             _plus_minus(m["improved"], 0),
             _plus_minus(m["recovery"], 0),
             f"{m['gradients']:,}",
+            f"{m['comparisons']:,}",
             f"{m['bytes'] / 1e6:,.0f}",
             _number(m["rounds_to_target"], 0),
             _number(m["weights_error"], 3),
@@ -111,9 +108,16 @@ def _title(results: Results) -> str:
     return f"{results['experiment']}: {results['rounds']} rounds, {seeds} seed{'s' * (seeds > 1)}"
 
 
-def _notes(results: Results) -> str:
+def _notes(results: Results, *, short: bool = False) -> str:
+    """What a reader has to know: the spread, who is told what, and which runs are missing."""
+    notes = [] if short or len(results["seeds"]) < 2 else ["± is the standard deviation over seeds."]
     told = [f"{name} {m['told']}" for name, m in results["methods"].items() if m["told"]]
-    return f"Told: {', '.join(told)}." if told else ""
+    notes += [f"Told: {', '.join(told)}."] if told else []
+    fewer = [f"{name} {len(m['seeds'])}" for name, m in results["methods"].items() if m["seeds"] != results["seeds"]]
+    notes += [f"* fewer seeds: {', '.join(fewer)}."] if fewer else []
+    missing = results["unfinished"]
+    notes += [f"Begun but not finished: {', '.join(missing)}."] if missing else []
+    return ("\n" if short else " ").join(notes)
 
 
 def _best(results: Results) -> str | None:

@@ -70,7 +70,7 @@ def write_synced(path: Path, content: bytes) -> None:
 
 def write_atomic(path: Path, content: bytes) -> None:
     """Replace a file's content so that a reader sees the old or the new, never a part."""
-    aside = path.with_name(f".writing-{path.name}")
+    aside = path.with_name(f".writing-{os.getpid()}-{path.name}")
     write_synced(aside, content)
     os.replace(aside, path)
     sync_folder(path.parent)

@@ -78,10 +78,10 @@ class Run:
             with _graceful_interrupt() as interrupted:
                 if not self.history:
                     self._evaluate()
-                while self.state.round < self.training.rounds:
-                    if interrupted.is_set():
-                        self._stop_early()
+                while not interrupted.is_set() and self.state.round < self.training.rounds:
                     self._round()
+                if interrupted.is_set():
+                    self._stop_early()
         except RunError as error:
             self._tell(event="failed", round=self.state.round, message=str(error))
             raise
