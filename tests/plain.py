@@ -181,8 +181,8 @@ class PlainIFCA(Plain):
 class PlainFC(Plain):
     """Each client collects everyone's gradient at its own model, and averages those near its own."""
 
-    def prepare(self, members, iterations, momentum=0.0):
-        self.members, self.iterations, self.momentum = members, iterations, momentum
+    def prepare(self, members, iterations, client_momentum=0.0):
+        self.members, self.iterations, self.momentum = members, iterations, client_momentum
         self.m = {}
 
     def round(self, t: int) -> None:

@@ -300,7 +300,7 @@ def test_shared_running_statistics_are_averaged_once_a_round_whatever_the_local_
 # Federated Clustering
 
 
-@pytest.mark.parametrize("settings", [{}, {"momentum": 0.8}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"client_momentum": 0.8}], ids=str)
 def test_fc_agrees_with_plain_python(settings):
     method = FederatedClustering(quantile=0.4, iterations=3, **settings)
     state, _ = same_as_plain(
@@ -355,7 +355,7 @@ def test_fc_takes_gradients_at_the_model_of_the_one_who_asks():
 def test_fc_says_what_it_will_cost_before_it_starts_and_that_is_what_it_costs():
     events = []
     result = cobo.fit(
-        parties(), model=net(), method=FederatedClustering(momentum=0.5), rounds=7, listeners=[events.append]
+        parties(), model=net(), method=FederatedClustering(client_momentum=0.5), rounds=7, listeners=[events.append]
     )
     told = [e["message"] for e in events if e["event"] == "warning"]
     assert "25 a round and 175 in all" in told[0]
@@ -394,11 +394,17 @@ EVERY = [
     FineTunedFedAvg(share=0.5),
     Ditto(lam=0.5, participation=0.5),
     IFCA(initialisations=3, trial=0.6),
-    FederatedClustering(momentum=0.5),
+    FederatedClustering(client_momentum=0.5),
     cobo.CoBo(gamma=0.3),
     Oracle(),
 ]
 every_method = pytest.mark.parametrize("method", EVERY, ids=lambda m: m.name)
+
+
+def test_settings_of_methods_and_of_training_have_different_names():
+    """A method's table in a file may hold both."""
+    for kind in METHODS.values():
+        assert not set(kind.model_fields) & set(cobo.Training.model_fields), kind
 
 
 def test_the_list_is_complete():
@@ -539,7 +545,7 @@ def test_what_would_be_sent():
         (lambda: IFCA(k=0), "k = 0"),
         (lambda: IFCA(trial=0), "trial = 0"),
         (lambda: FederatedClustering(quantile=2), "quantile = 2"),
-        (lambda: FederatedClustering(momentum=1.0), "momentum = 1.0"),
+        (lambda: FederatedClustering(client_momentum=1.0), "client_momentum = 1.0"),
         (lambda: cobo.fit(parties(), model=net(), method=Ditto(lam=30), lr=0.1, rounds=1), "less than 20"),
     ],
 )

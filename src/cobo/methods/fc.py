@@ -24,17 +24,17 @@ from cobo.methods.base import Method, State, set_aside
 class FederatedClustering(Method):
     """Without `quantile`, each client is told the size of its true group.
 
-    With `momentum` b, an option of ours, the points are m_ik <- b m_ik + (1 - b) g_k(x_i): less noise, n^2 d numbers to
-    remember. (The authors' Momentum-Clustering is another method: one momentum per client, at its own model.)
+    With `client_momentum` b, an option of ours, the points are m_ik <- b m_ik + (1 - b) g_k(x_i): less noise, n^2 d
+    numbers to remember. (The authors' Momentum-Clustering is another method: one momentum per client, at its own model.)
     """
 
     name: ClassVar[str] = "fc"
     told: ClassVar[str] = "group sizes"
-    search: ClassVar[dict[str, Any]] = {"momentum": [0.0, 0.5, 0.9], "iterations": [3, 10, 30]}
+    search: ClassVar[dict[str, Any]] = {"client_momentum": [0.0, 0.5, 0.9], "iterations": [3, 10, 30]}
 
     quantile: float | None = Field(default=None, gt=0, le=1)
     iterations: int = Field(default=10, ge=1)
-    momentum: float = Field(default=0.0, ge=0, lt=1)
+    client_momentum: float = Field(default=0.0, ge=0, lt=1)
 
     def check(self, federation: Federation, lr: float) -> None:
         if self.quantile is None and None in federation.groups:
@@ -43,14 +43,14 @@ class FederatedClustering(Method):
     def warning(self, federation: Federation, rounds: int) -> str:
         n, start = len(federation), federation.start
         text = f"fc takes a gradient of every client at every model: {n * n:,} a round and {n * n * rounds:,} in all"
-        if self.momentum:
+        if self.client_momentum:
             return f"{text}; their momenta take {n * start.numel() * start.element_size() / 1e6:,.0f} MB"
         return text
 
     def start(self, federation: Federation) -> dict[str, Tensor]:
         n = len(federation)
         momenta = {"momenta": torch.zeros(n, n, federation.blueprint.size, dtype=federation.start.dtype)}
-        return {"weights": torch.ones(n, n), **(momenta if self.momentum else {})}
+        return {"weights": torch.ones(n, n), **(momenta if self.client_momentum else {})}
 
     def round(self, state: State, federation: Federation) -> list[str]:
         n = len(federation)
@@ -83,9 +83,9 @@ class FederatedClustering(Method):
         Z[i, k], finite[i, k] = answer.rows.nan_to_num(0, 0, 0), answer.finite
         mine = torch.arange(len(Z))
         Z[mine, mine + block.start], finite[mine, mine + block.start] = own[block], own_finite[block]
-        if self.momentum:
+        if self.client_momentum:
             M = state.tensors["momenta"][block].to(Z)
-            Z = Z if state.round == 0 else torch.where(finite[..., None], torch.lerp(Z, M, self.momentum), M)
+            Z = Z if state.round == 0 else torch.where(finite[..., None], torch.lerp(Z, M, self.client_momentum), M)
             state.tensors["momenta"][block] = Z.cpu()
         return Z, finite
 
