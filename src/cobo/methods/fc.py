@@ -25,7 +25,7 @@ class FederatedClustering(Method):
     """Without `quantile`, each client is told the size of its true group.
 
     With `client_momentum` b, an option of ours, the points are m_ik <- b m_ik + (1 - b) g_k(x_i): less noise, n^2 d
-    numbers to remember. (The authors' Momentum-Clustering is another method: one momentum per client, at its own model.)
+    numbers to remember. (The authors' Momentum-Clustering is another method: a momentum per client, at its own model.)
     """
 
     name: ClassVar[str] = "fc"
