@@ -57,14 +57,14 @@ class FederatedClustering(Method):
         own = federation.gradients(state.X, round=state.round, out=state.gradient)
         aside = set_aside(state, federation, own.finite)
         own.rows[~own.finite] = 0
-        members = self._members(federation).to(own.rows.device)
+        members = self._members(federation)
         W = torch.empty(n, n)
         at_once = max(1, federation.models_at_once // n)
         for first in range(0, n, at_once):
             block = slice(first, min(n, first + at_once))
             Z, finite = self._points(state, federation, own.rows, own.finite, block)
             own.rows[block], near = self.average(Z, finite, torch.arange(block.start, block.stop), members[block])
-            W[block] = near.float().cpu()
+            W[block] = near.float()
         state.sent += 2 * n * n  # every model to everyone else and a gradient back, through a server
         state.tensors["weights"] = torch.where(own.finite.cpu()[:, None], W, torch.eye(n))
         with state.untouched(~own.finite):
@@ -90,16 +90,23 @@ class FederatedClustering(Method):
         return Z, finite
 
     def average(self, Z: Tensor, finite: Tensor, own: Tensor, members: Tensor) -> tuple[Tensor, Tensor]:
-        """[b, d]: the clipped iterative averages around points own[b] of Z[b]; and who was within the threshold."""
-        v = Z[torch.arange(len(Z)), own]
-        near = finite
+        """[b, d]: the clipped iterative averages around points own[b] of Z[b]; and who was within the threshold.
+
+        v is kept as weights c of the points, relative to the own one, so that all distances follow from their inner
+        products K and no step touches d numbers: |z_k - v|^2 = K_kk - 2 (K c)_k + c K c.
+        """
+        n = Z.shape[1]
+        own_points = Z[torch.arange(len(Z)), own]
+        away = Z - own_points[:, None]
+        K = (away @ away.mT).cpu().double()
+        c, near, finite = torch.zeros_like(K[:, 0]), finite.cpu(), finite.cpu()
         for _ in range(self.iterations):
-            away = Z - v[:, None]
-            distance = torch.linalg.vector_norm(away, dim=2).where(finite, torch.inf)
+            Kc = (K @ c[..., None])[..., 0]
+            distance = (K.diagonal(dim1=1, dim2=2) - 2 * Kc + (c * Kc).sum(1, keepdim=True)).where(finite, torch.inf)
             tau = distance.sort(1).values.gather(1, members[:, None] - 1)
             near = (distance <= tau) & finite
-            v = v + (near[:, None].to(Z) @ away)[:, 0] / Z.shape[1]
-        return v, near
+            c = near / n + (1 - near.sum(1, keepdim=True) / n) * c
+        return own_points + (c.to(Z)[:, None] @ away)[:, 0], near
 
     def _members(self, federation: Federation) -> Tensor:
         """How many points lie within the threshold of each client."""
