@@ -75,6 +75,7 @@ def test_compare_fills_the_table_and_report_rebuilds_it(tmp_path):
     assert json.loads((tmp_path / "results.json").read_text()) == results
 
 
+@pytest.mark.slow
 def test_settings_reach_experiment_and_method(tmp_path):
     changes = ["--set", "samples=40", "--set", "cobo.rho=0.25", "--set", "cobo.lr=0.01", "--set", "optimizer=adamw"]
     code, _, err = run("run", "digits", "--rounds", "2", "--out", str(tmp_path), *changes)
@@ -143,6 +144,7 @@ def test_bad_usage_ends_a_real_process_with_2():
         assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_a_folder_is_not_mixed_with_other_settings_nor_overwritten(tmp_path):
     assert run("run", "digits", "--rounds", "3", "--out", str(tmp_path))[0] == 0
     before = (tmp_path / "cobo" / "seed-0" / "metrics.jsonl").read_bytes()
@@ -165,6 +167,7 @@ def test_a_diverged_run_is_exit_1_and_keeps_its_checkpoint(tmp_path):
     assert (tmp_path / "local" / "seed-0" / "metrics.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_ctrl_c_checkpoints_says_how_to_go_on_and_exits_130(tmp_path):
     arguments = ("run", "digits", "--rounds", "400", "--out", str(tmp_path / "stopped"))
     process = start(*arguments)

@@ -156,6 +156,7 @@ def test_rows_with_fewer_seeds_and_unfinished_runs_are_marked(tmp_path):
         assert "Begun but not finished: ditto seed-1." in text
 
 
+@pytest.mark.slow
 def test_a_method_that_diverges_does_not_keep_the_others_from_the_table(tmp_path):
     arguments = ("compare", "digits", "--rounds", "6", "--set", "samples=20", "--methods", "fedavg,local,oracle")
     bad = ("--set", "fedavg.lr=1e30", "--out", str(tmp_path))
@@ -430,6 +431,7 @@ def test_a_torn_line_is_made_again(tmp_path, cut):
     assert (watch.skipped, len(watch.begun)) == (1, 1)
 
 
+@pytest.mark.slow
 def test_two_processes_do_not_write_into_one_run(tmp_path):
     with only_one(tmp_path), pytest.raises(CheckpointError, match="another process is at work"), only_one(tmp_path):
         pass
@@ -497,6 +499,7 @@ def test_a_bad_tuned_file_gets_one_clear_line(tmp_path, text, words):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_tune_and_compare_from_the_command_line(tmp_path):
     small = ["--rounds", "8", "--set", "samples=20", "--methods", "ditto,local"]
     code, out, err = run("tune", "digits", *small, "--trials", "2", "--seeds", "1", "--out", str(tmp_path / "t"))
