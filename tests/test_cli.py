@@ -85,7 +85,7 @@ def test_settings_reach_experiment_and_method(tmp_path):
     code, _, err = run("run", "digits", "--rounds", "2", "--out", str(tmp_path / "paper"), "--set", "cobo.preset=paper")
     assert code == 0, err
     literal = json.loads((tmp_path / "paper" / "cobo" / "seed-0" / "result.json").read_text())["method"]
-    assert (literal["solver"], literal["pairs"], literal["rho"]) == ("projected", "ordered", 5.0)
+    assert (literal["solver"], literal["pairs"], literal["rho"]) == ("projected", "ordered", 0.331)
     result = json.loads((tmp_path / "cobo" / "seed-0" / "result.json").read_text())
     assert result["method"]["rho"] == 0.25
     assert result["training"]["lr"] == 0.01

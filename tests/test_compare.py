@@ -93,7 +93,7 @@ def test_results_are_what_the_runs_say(compared):
         assert m["loss"]["mean"] == pytest.approx(fmean(x["loss"] for x in lines))
         assert m["gradients"] == round(fmean(x["gradients"] for x in lines))
         assert m["bytes"] == round(fmean(x["bytes"] for x in lines))
-        assert m["settings"]["lr"] == 0.03
+        assert m["settings"]["lr"] == tiny().methods[method]["lr"]
     local, oracle, ditto = (results["methods"][m] for m in ("local", "oracle", "ditto"))
     shares = []
     for s in (0, 1):
