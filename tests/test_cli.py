@@ -120,7 +120,7 @@ def test_settings_reach_experiment_and_method(tmp_path):
         (["tune", "digits", "--methods", "magic"], "method 'magic' is not known"),
         (["tune", "digits", "--trials", "0"], "trials"),
         (["data", "fetch", "mnist"], "'mnist' is not known"),
-        (["run", "digits", "--set", "cobo.mixing=explicit", "--set", "cobo.rho=1000"], "needs rho < 33.3333"),
+        (["run", "digits", "--set", "cobo.mixing=explicit", "--set", "cobo.rho=1000"], "needs rho < 6.99301"),
     ],
 )
 def test_bad_usage_is_one_clear_line_and_exit_2(arguments, words, tmp_path, monkeypatch, capsys):
