@@ -209,7 +209,8 @@ def _as_toml(experiment: Experiment, folder: Path, trials: int, seeds: int) -> s
         failed = sum(t.score is None for t in finished(folder, method, trials, seeds))
         if failed:
             about += f"; {failed} could not be run to their end"
-        edges = [n for n, bounds in _ranges(experiment, method).items() if _at_edge(bounds, trial.point[n])]
+        ranges = _ranges(experiment, method)
+        edges = [name for name, value in trial.point.items() if name in ranges and _at_edge(ranges[name], value)]
         if edges:
             about += f"; at the edge of the range: {', '.join(edges)}"
         kept = {k: v for k, v in experiment.methods.get(method, {}).items() if k not in trial.point}
