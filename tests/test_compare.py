@@ -296,6 +296,12 @@ def test_a_search_gives_nobody_a_head_start_and_can_be_lengthened():
     assert 40 <= (shares < 0.03).sum() <= 60  # even on a log scale
 
 
+def test_a_setting_of_training_reaches_every_method_also_those_with_their_own():
+    experiment = tiny("lr=0.01", "ditto.lr=0.02")
+    assert {m: experiment.training(m, 0)["lr"] for m in METHODS} == {**dict.fromkeys(METHODS, 0.01), "ditto": 0.02}
+    assert experiment.method("finetune").share == 0.5  # what is the method's own stays
+
+
 def test_settings_that_are_searched_exist():
     for kind in METHODS.values():
         for name, bounds in kind.search.items():
@@ -504,7 +510,7 @@ def test_tune_and_compare_from_the_command_line(tmp_path):
     small = ["--rounds", "8", "--set", "samples=20", "--methods", "ditto,local"]
     code, out, err = run("tune", "digits", *small, "--trials", "2", "--seeds", "1", "--out", str(tmp_path / "t"))
     assert code == 0, err
-    assert "tuned.toml" in out
+    assert f"--tuned {tmp_path / 't' / 'tuned.toml'}" in out
     assert len(err.splitlines()) == 4
     code, _, err = run("tune", "digits", *small, "--trials", "2", "--seeds", "1", "--out", str(tmp_path / "t"))
     assert code == 2

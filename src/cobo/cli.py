@@ -124,7 +124,7 @@ def tune(
         search.tune(chosen, wanted, trials, seeds, folder, board)
     console = Console()
     console.print(table())
-    told = f"written to {folder / 'tuned.toml'}; use it with `cobo compare {experiment} --tuned`"
+    told = f"use it with `cobo compare {experiment} --tuned {folder / 'tuned.toml'}`"
     console.print(told, markup=False, highlight=False, soft_wrap=True)
 
 

@@ -106,6 +106,8 @@ def load_experiment(
 def _tuned(name: str, experiment: str) -> dict[str, Any]:
     """The methods' tables of a tuned file, or the values that the paper's authors set by hand."""
     path = files("cobo.experiments") / "paper.toml" if name == "paper" else Path(name)
+    if path.is_dir():
+        path = path / "tuned.toml"
     if not path.is_file():
         raise ConfigError(f"--tuned {name!r} is not there; it should be a file that `cobo tune` wrote, or paper")
     table = _read(path)
@@ -129,7 +131,7 @@ def _read(path: Path | Traversable) -> dict[str, Any]:
 def override(table: dict[str, Any], change: str) -> None:
     """Apply KEY=VALUE to a table of settings; the value is read as TOML, METHOD.KEY reaches a method's table.
 
-    >>> table = {"lr": 0.1, "methods": {"cobo": {"rho": 1.0}}}
+    >>> table = {"lr": 0.1, "methods": {"cobo": {"rho": 1.0, "lr": 0.2}}}
     >>> override(table, "cobo.rho=2.5"); override(table, "lr=0.3"); table
     {'lr': 0.3, 'methods': {'cobo': {'rho': 2.5}}}
     """
@@ -146,6 +148,9 @@ def override(table: dict[str, Any], change: str) -> None:
         raise ConfigError(f"--set {change!r} is not allowed; the seed has --seed or --seeds, the experiment its name")
     if not dot:
         table[key] = value
+        if key in OWN:  # for every method, also those that have their own
+            for own in table.get("methods", {}).values():
+                own.pop(key, None)
     elif owner in METHODS:
         table.setdefault("methods", {}).setdefault(owner, {})[leaf] = value
     else:

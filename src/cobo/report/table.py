@@ -58,8 +58,8 @@ def latex(results: Results) -> str:
     notes = "".join(f"% {line}\n" for line in (_title(results), _notes(results)))
     columns = "l" + "r" * (len(COLUMNS) - 1)
     return (
-        f"% needs \\usepackage{{booktabs}}\n{notes}\\begin{{tabular}}{{{columns}}}\n\\toprule\n"
-        f"{heads} \\\\\n\\midrule\n{body}\\bottomrule\n\\end{{tabular}}\n"
+        f"% needs \\usepackage{{booktabs}}; bold: the best of those that are told nothing of the groups\n{notes}"
+        f"\\begin{{tabular}}{{{columns}}}\n\\toprule\n{heads} \\\\\n\\midrule\n{body}\\bottomrule\n\\end{{tabular}}\n"
     )
 
 
