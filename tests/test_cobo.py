@@ -298,3 +298,32 @@ def test_the_paper_preset_is_algorithm_1():
     assert (paper.rho, paper.sampling, paper.rate, paper.pairs) == (0.3, "constant", 1.0, "ordered")
     assert (paper.domain, paper.solver, paper.signal) == ("box", "projected", "inner")
     assert (paper.pull, paper.mixing) == ("sum", "explicit")
+
+
+def test_pair_gradients_can_be_taken_over_all_samples():
+    """With noisy batches, `ask="all"` gives the products of the exact gradients; own gradients stay stochastic."""
+    clients = [blobs(name, seed=k, samples=40) for k, name in enumerate("ab")]
+    federation, state = started(clients, lambda: nn.Linear(2, 2), CoBo(), batch_size=4)
+    pairs = np.array([[0, 1]])
+    exact = Federation(clients, lambda: nn.Linear(2, 2), batch_size=None).products(state.X, pairs, 3)
+    whole = federation.gradients(state.X, round=3, pairs=pairs, whole=True)
+    assert torch.allclose(whole.products.inner, exact.inner)
+    assert not torch.allclose(federation.products(state.X, pairs, 3).inner, exact.inner)
+    assert torch.equal(whole.rows, federation.gradients(state.X, round=3).rows)
+    assert federation.work.tolist() == [4, 4]
+    assert federation.computed == 8
+
+
+def test_asking_on_all_samples_reaches_selection():
+    clients = [blobs("a", seed=0), blobs("b", seed=1), blobs("c", seed=2, flip=True)]
+    settled = {}
+    for ask in ("batch", "all"):
+        method = CoBo(sampling="every", solver="frank-wolfe", gamma=1.0, correction=0.0, ask=ask)
+        federation, state = started(clients, lambda: nn.Linear(2, 2), method, batch_size=1)
+        flickers = 0
+        for _ in range(30):
+            before = state.tensors["weights"].clone()
+            play(method, federation, state, 1)
+            flickers += not torch.equal(before, state.tensors["weights"])
+        settled[ask] = flickers
+    assert settled["all"] < settled["batch"]

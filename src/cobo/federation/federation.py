@@ -86,6 +86,7 @@ class Federation:
             name: b.expand(len(self.clients), *b.shape).clone() for name, b in self.blueprint.buffers.items()
         }
         self._keys = self.keys("batch")
+        self.work = np.zeros(len(self.clients), dtype=np.int64)  # gradients of each client since it was made
         self.unsound = [c.name for c in self.clients if _not_finite(c.train) or _not_finite(c.test)]
 
     def __len__(self) -> int:
@@ -120,19 +121,20 @@ class Federation:
         step: int = 0,
         last: bool = True,
         track: bool = True,
+        whole: bool = False,
         out: Tensor | None = None,
     ) -> Gradients:
         """Gradients of clients[k]'s loss at models[k], and products for `pairs` [p, 2] of positions in `models`.
 
         The batch of a client follows from its name, the round and `step`; that of a pair gradient also from the
-        peer's name. With `track`, running statistics move as the policy says, and are shared (if they are) after the
-        `last` step of a round; pair gradients never move them.
+        peer's name, or it is taken over all samples, if `whole`. With `track`, running statistics move as the policy
+        says, and are shared (if they are) after the `last` step of a round; pair gradients never move them.
         `out` [m, d] receives the rows, if given.
         """
         who = np.arange(len(self)) if clients is None else np.asarray(clients, dtype=np.int64)
         pairs = np.empty((0, 2), dtype=np.int64) if pairs is None else pairs
         rows = torch.empty_like(models) if out is None else out
-        products = self._products(models, who, pairs, round, scratch=rows)
+        products = self._products(models, who, pairs, round, whole=whole, scratch=rows)
         losses = torch.empty(len(who), dtype=models.dtype, device=models.device)
         finite = torch.empty(len(who), dtype=torch.bool, device=models.device)
         keys = draws.combine(self._keys[who], round, step)
@@ -151,32 +153,45 @@ class Federation:
                     self.buffers[name][torch.from_numpy(chosen).to(sound.device)[sound]] = value[sound]
         if track and last and self.policy == "shared" and self.buffers and finite.any():
             average_buffers(self.buffers, who[finite.cpu().numpy()].tolist())
-        self.computed += len(who) + 2 * len(pairs)
+        self._count(who)
         return Gradients(rows, losses, finite, products)
 
-    def _products(self, models: Tensor, who: Indices, pairs: Indices, round: int, scratch: Tensor) -> Products:
+    def products(self, models: Tensor, pairs: Indices, round: int = 0, *, whole: bool = False) -> Products:
+        """The products for `pairs` alone, of clients whose models are the rows [n, d]."""
+        return self._products(models, np.arange(len(self)), pairs, round, whole=whole, scratch=torch.empty_like(models))
+
+    def _products(
+        self, models: Tensor, who: Indices, pairs: Indices, round: int, *, whole: bool, scratch: Tensor
+    ) -> Products:
         """Both clients' gradients at z_ij = (x_i + x_j) / 2, a chunk of pairs at a time: only numbers are kept.
 
         Midpoints are written into `scratch` [m, d], whose rows have another use only later.
         """
+        size = None if whole else self.batch_size
         values = torch.empty(3, len(pairs), dtype=models.dtype, device=models.device)
         i, j = who[pairs[:, 0]], who[pairs[:, 1]]
         asks = draws.combine(self._keys[i], round, self._keys[j], 1)
         asked = draws.combine(self._keys[j], round, self._keys[i], 2)
-        for chunk in self._chunks(i, j, size=self.batch_size, most=len(scratch)):
+        for chunk in self._chunks(i, j, size=size, most=len(scratch)):
             Z = scratch[: len(chunk)]
             for k, (a, b) in enumerate(pairs[chunk].tolist()):
                 torch.lerp(models[a], models[b], 0.5, out=Z[k])
-            g_i = self._ask(Z, i[chunk], asks[chunk])
-            g_j = self._ask(Z, j[chunk], asked[chunk])
+            g_i = self._ask(Z, i[chunk], asks[chunk], size)
+            g_j = self._ask(Z, j[chunk], asked[chunk], size)
             values[0, chunk] = sum(torch.linalg.vecdot(g, h) for g, h in zip(g_i, g_j, strict=True))
             values[1, chunk] = sum(torch.linalg.vector_norm(g, dim=1).square() for g in g_i)
             values[2, chunk] = sum(torch.linalg.vector_norm(g, dim=1).square() for g in g_j)
+        self._count(i, j)
         return Products(torch.from_numpy(pairs), values[0], values[1].sqrt_(), values[2].sqrt_())
 
-    def _ask(self, models: Tensor, clients: Indices, keys: draws.Keys) -> list[Tensor]:
+    def _ask(self, models: Tensor, clients: Indices, keys: draws.Keys, size: int | None) -> list[Tensor]:
         scratch = {name: b[clients] for name, b in self.buffers.items()}
-        return self.chosen.executor.gradients(models, self._batch(clients, keys, self.batch_size), scratch, keys)[0]
+        return self.chosen.executor.gradients(models, self._batch(clients, keys, size), scratch, keys)[0]
+
+    def _count(self, *clients: Indices) -> None:
+        for who in clients:
+            np.add.at(self.work, who, 1)
+            self.computed += len(who)
 
     def losses(
         self, models: Tensor, clients: Sequence[int] | None = None, round: int = 0, *, whole: bool = False

@@ -41,8 +41,8 @@ class CoBo(Method):
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "paper": {
             "rho": 0.05, "gamma": 0.01, "sampling": "constant", "rate": 1.0, "switch": 0.002, "pairs": "ordered",
-            "domain": "box", "solver": "projected", "signal": "inner", "correction": 0.0, "pull": "sum",
-            "mixing": "explicit", "output": "last",
+            "domain": "box", "solver": "projected", "signal": "inner", "correction": 0.0, "ask": "batch",
+            "pull": "sum", "mixing": "explicit", "output": "last",
         }
     }  # fmt: skip
 
@@ -60,6 +60,7 @@ class CoBo(Method):
     signal: Literal["inner", "cosine", "clipped"] = "clipped"
     clip: float = Field(default=1.0, gt=0)
     correction: float = Field(default=1.5, ge=0)
+    ask: Literal["batch", "all"] = "batch"
     pull: Literal["mean", "sum"] = "mean"
     mixing: Literal["explicit", "implicit"] = "explicit"
     output: Literal["last", "uniform"] = "last"
@@ -105,7 +106,8 @@ class CoBo(Method):
 
     def round(self, state: State, federation: Federation) -> list[str]:
         pairs = self._pairs(state, federation)
-        answer = federation.gradients(state.X, round=state.round, pairs=pairs, out=state.gradient)
+        whole = self.ask == "all"  # the theorem's selection: pair gradients are exact
+        answer = federation.gradients(state.X, round=state.round, pairs=pairs, whole=whole, out=state.gradient)
         names = set_aside(state, federation, answer.finite)
         aside = ~answer.finite
         answer.rows[aside] = 0
@@ -140,7 +142,8 @@ class CoBo(Method):
             return  # rows sum to one, so no pair could move without moving those of a client set aside
         products = answer.products
         if self.correction and self.domain == "box":
-            batch = federation.samples if federation.batch_size is None else torch.tensor(federation.batch_size)
+            exact = federation.batch_size is None or self.ask == "all"
+            batch = federation.samples if exact else torch.tensor(federation.batch_size)
             W = state.tensors["weights"]
             products = overlook_sampling(products, W, federation.samples, batch, self.correction)
         signal = SIGNALS[self.signal](products, self.clip).float().cpu()
