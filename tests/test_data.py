@@ -33,7 +33,7 @@ MADE = [
     made("t10k-images-idx3-ubyte", (3, 28, 28), 256), made("t10k-labels-idx1-ubyte", (3,), 10),
 ]  # fmt: skip
 FILES = [file for file, _ in MADE]
-BODIES = {f"/{file.name}.gz": gzip.compress(content) for file, content in MADE}
+BODIES = {f"/{file.name}.gz": gzip.compress(content, mtime=0) for file, content in MADE}
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +52,7 @@ def put(folder, *, packed):
     folder.mkdir(parents=True)
     for file, content in MADE:
         path = folder / (file.name + ".gz" * packed)
-        path.write_bytes(gzip.compress(content) if packed else content)
+        path.write_bytes(gzip.compress(content, mtime=0) if packed else content)
     return folder
 
 
@@ -93,7 +93,7 @@ def server():
 def test_an_idx_file_is_read_packed_or_not(tmp_path, packed):
     array = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
     path = tmp_path / "some"
-    path.write_bytes(gzip.compress(idx(array)) if packed else idx(array))
+    path.write_bytes(gzip.compress(idx(array), mtime=0) if packed else idx(array))
     file = IdxFile("some", (2, 3, 4), sha256(idx(array)).hexdigest())
     assert np.array_equal(read_idx(path, file), array)
 
@@ -108,8 +108,8 @@ DAMAGED = [
     (GOOD[:-1], "shorter than 18 bytes"),
     (GOOD + b"\x00", "longer than 18 bytes"),
     (GOOD[:-1] + b"\xff", "checksum is wrong"),
-    (gzip.compress(GOOD)[:-4], "cannot be unpacked"),
-    (gzip.compress(GOOD)[:-8] + bytes(8), "cannot be unpacked"),
+    (gzip.compress(GOOD, mtime=0)[:-4], "cannot be unpacked"),
+    (gzip.compress(GOOD, mtime=0)[:-8] + bytes(8), "cannot be unpacked"),
     (b"\x1f\x8b" + bytes(20), "cannot be unpacked"),
 ]
 

@@ -7,7 +7,7 @@
 """
 
 from cobo import errors
-from cobo.federation import Client, partition
+from cobo.federation import Client, Roster, partition
 from cobo.methods import IFCA, CoBo, Ditto, FedAvg, FederatedClustering, FineTunedFedAvg, Local, Oracle
 from cobo.training.fit import fit
 from cobo.training.result import Result
@@ -26,6 +26,7 @@ __all__ = [
     "Local",
     "Oracle",
     "Result",
+    "Roster",
     "Training",
     "errors",
     "fit",

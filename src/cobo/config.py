@@ -29,6 +29,9 @@ def explain(settings: type[Settings], error: ValidationError) -> str:
     """The first validation error in one line: where, what was given, what is allowed."""
     first = error.errors()[0]
     field = ".".join(str(part) for part in first["loc"]) or settings.__name__
+    inside = first.get("ctx", {}).get("error")
+    if isinstance(inside, ConfigError):  # of settings within these
+        return f"{field}: {inside}"
     if first["type"] == "extra_forbidden":
         allowed = ", ".join(settings.model_fields) or "nothing"
         return f"{settings.__name__} has no setting {field!r}; it has: {allowed}"

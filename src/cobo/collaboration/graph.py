@@ -23,6 +23,15 @@ def components(W: Matrix, threshold: float = 0.5, *, relative: bool = False) -> 
     return labels.astype(np.int64)
 
 
+def among(everyone: Sequence[str], names: Sequence[str], W: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Weights [n, n] among some clients as [N, N] among everyone: 0 with those who are not there."""
+    known = [k for k, name in enumerate(names) if name in everyone]
+    places = [everyone.index(names[k]) for k in known]
+    whole = np.zeros((len(everyone), len(everyone)), dtype=np.float32)
+    whole[np.ix_(places, places)] = W[np.ix_(known, known)]
+    return whole
+
+
 def oracle(groups: Sequence[str | int | None]) -> Matrix:
     """1 inside the known groups, 0 elsewhere."""
     return np.array([[float(a == b) for b in groups] for a in groups])

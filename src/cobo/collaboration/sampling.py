@@ -1,6 +1,7 @@
 """Which pairs are asked in a round: the sampling strategies of the paper's Table 1.
 
-A schedule gives the probability with which an *ordered* pair is asked in round t = 0, 1, ... of T. When pairs are
+A schedule gives the probability with which an *ordered* pair is asked in round t = 0, 1, ... of T; t may be an array,
+as not all pairs are of one age. When pairs are
 symmetric, an unordered pair stands for two ordered ones and is asked with twice the probability (at most 1), so that
 both settings compute the same expected number of gradients as long as that probability is at most one half.
 """
@@ -22,46 +23,52 @@ class Constants(NamedTuple):
     switch: float
 
 
-Schedule = Callable[[int, int, int, Constants], float]
+Times = NDArray[np.int64]
+Probability = NDArray[np.float64]
+Schedule = Callable[[Times, int, int, Constants], Probability]
 
 
-def constant(t: int, T: int, n: int, c: Constants) -> float:
+def constant(t: Times, T: int, n: int, c: Constants) -> Probability:
     """O(1/n): n pairs a round in expectation, whatever n is."""
-    return min(1.0, c.rate / n)
+    return np.full(np.shape(t), min(1.0, c.rate / n))
 
 
-def time(t: int, T: int, n: int, c: Constants) -> float:
+def time(t: Times, T: int, n: int, c: Constants) -> Probability:
     """O(1/t): often at first, when W is learned, and ever more rarely."""
-    return min(1.0, (1.0 if c.time_rate is None else c.time_rate) / (t + 1))
+    rate = 1.0 if c.time_rate is None else c.time_rate
+    return np.minimum(1.0, rate / (np.asarray(t) + 1))
 
 
-def mixed(t: int, T: int, n: int, c: Constants) -> float:
+def mixed(t: Times, T: int, n: int, c: Constants) -> Probability:
     """Constant for the first share of the rounds, then O(1/t), by default without a jump at the switch."""
     turn = max(1, round(c.switch * T))
-    if t < turn:
-        return constant(t, T, n, c)
-    rate = constant(t, T, n, c) * turn if c.time_rate is None else c.time_rate
-    return min(1.0, rate / (t + 1))
+    before = constant(t, T, n, c)
+    rate = before * turn if c.time_rate is None else c.time_rate
+    return np.where(np.asarray(t) < turn, before, np.minimum(1.0, rate / (np.asarray(t) + 1)))
 
 
-def every(t: int, T: int, n: int, c: Constants) -> float:
+def every(t: Times, T: int, n: int, c: Constants) -> Probability:
     """All pairs in every round: the paper's non-sampling oracle, quadratic in n."""
-    return 1.0
+    return np.ones(np.shape(t))
 
 
 SCHEDULES: dict[str, Schedule] = {"constant": constant, "time": time, "mixed": mixed, "every": every}
 
 
 def draw_pairs(
-    keys: draws.Keys, round: int, probability: float, *, symmetric: bool, with_self: bool = False
+    keys: draws.Keys, round: int, probability: Probability | float, *, symmetric: bool, with_self: bool = False
 ) -> NDArray[np.int64]:
-    """The pairs [p, 2] asked in a round; drawn from both clients' keys, so not dependent on who else is there."""
+    """The pairs [p, 2] asked in a round, each with its probability [n, n] or all with one.
+
+    They are drawn from both clients' keys, so not dependent on who else is there.
+    """
     n = len(keys)
+    probability = np.broadcast_to(probability, (n, n))
     if symmetric:
         i, j = np.triu_indices(n, 1)
         i, j = np.where(keys[i] < keys[j], (i, j), (j, i))  # who comes first in a pair is not a matter of place
-        probability = min(1.0, 2 * probability)
+        probability = 2 * probability
     else:
         i, j = np.nonzero(np.ones((n, n)) if with_self else ~np.eye(n, dtype=bool))
-    asked = draws.uniform(draws.combine(keys[i], keys[j], round), 1)[:, 0] < probability
+    asked = draws.uniform(draws.combine(keys[i], keys[j], round), 1)[:, 0] < probability[i, j]
     return np.stack([i[asked], j[asked]], axis=1)

@@ -5,11 +5,12 @@ Everything else (frozen parameters, constant buffers) exists once, in the templa
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import UninitializedParameter
@@ -127,6 +128,19 @@ class Blueprint:
             self.module.get_submodule(owner)._buffers[leaf] = value
         return self.module
 
+    def row(self, state: Mapping[str, Tensor], whose: str) -> Tensor:
+        """The trained parameters of a state_dict as a row [d]."""
+        for name, shape in [
+            *zip(self.names, self.shapes, strict=True),
+            *((n, b.shape) for n, b in self.buffers.items()),
+        ]:
+            found = list(state[name].shape) if name in state else "nothing"
+            if found != list(shape):
+                raise ConfigError(
+                    f"the model of {whose!r} has {found} for {name!r}; it should be of shape {list(shape)}"
+                )
+        return torch.cat([state[name].detach().reshape(-1).to(self.start) for name in self.names])
+
     def collect(self, buffers: Buffers) -> None:
         """Buffers that the module has put others in the place of, instead of changing them, brought back."""
         for name, value in buffers.items():
@@ -153,13 +167,16 @@ class Blueprint:
         return {name: t for name, t in state.items() if name in names or name in self.buffers}
 
 
-def average_buffers(rows: Buffers, clients: Sequence[int]) -> None:
-    """Policy `shared`: after a round, everyone's buffers become the mean over those who took part."""
-    index = torch.as_tensor(np.asarray(clients))
+def average_buffers(rows: Buffers, asked: NDArray[np.int64], present: NDArray[np.int64]) -> None:
+    """Policy `shared`: after a round, the buffers of all present become the mean over those who took part in it."""
     for value in rows.values():
-        part = value[index.to(value.device)]
-        mean = part.mean(0) if part.is_floating_point() else part.max(0).values
-        value.copy_(mean.expand_as(value))
+        mean = mean_buffer(value[torch.from_numpy(asked).to(value.device)])
+        value[torch.from_numpy(present).to(value.device)] = mean
+
+
+def mean_buffer(rows: Tensor) -> Tensor:
+    """One buffer for several: the mean or, for those that count, the largest."""
+    return rows.mean(0) if rows.is_floating_point() else rows.max(0).values
 
 
 def _built(model: Any, seed: int, *which: str) -> nn.Module:

@@ -33,11 +33,22 @@ class Experiment(Training):
     """
 
     what: ClassVar[str]
+    members: ClassVar[tuple[str, ...]] = ("roster", "without")  # settings that say who takes part, and no more
 
     experiment: str
     target_accuracy: float | None = Field(default=None, ge=0, le=100)
     threads: int | None = Field(default=None, ge=1)  # of torch; small models are faster, and better company, with one
+    without: tuple[str, ...] = ()  # clients who take no part
     methods: dict[str, dict[str, Any]] = Field(default_factory=dict)
+
+    def parts(self, seed: int, *, validation: float = 0.0) -> Parts:
+        """What `build` gives, but for those clients who take no part."""
+        parts = self.build(seed, validation=validation)
+        names = [client.name for client in parts.clients]
+        for name in self.without:
+            if name not in names:
+                raise ConfigError(f"without: there is no client {name!r}; there are: {', '.join(names)}")
+        return parts._replace(clients=[client for client in parts.clients if client.name not in self.without])
 
     @abstractmethod
     def build(self, seed: int, *, validation: float = 0.0) -> Parts:
@@ -73,7 +84,9 @@ class Experiment(Training):
 
     def plain(self) -> dict[str, Any]:
         """The resolved settings as TOML can hold them: no seed, nothing unset."""
-        return {k: v for k, v in self.model_dump(mode="json").items() if v is not None and k != "seed"}
+        settings = self.model_dump(mode="json", exclude_none=True)
+        settings["roster"] = self.roster.model_dump(mode="json", exclude_defaults=True)
+        return {k: v for k, v in settings.items() if k != "seed" and v not in ({}, [])}
 
 
 def load_experiment(

@@ -14,6 +14,8 @@ from cobo.models import mlp
 class PermutedLabels(Experiment):
     """In every group a class has another label; inside a group, clients have different samples. The model is an MLP."""
 
+    members: ClassVar[tuple[str, ...]] = (*Experiment.members, "groups", "clients_per_group")
+
     groups: int = Field(default=4, ge=1)
     clients_per_group: int = Field(default=2, ge=1)
     samples: int = Field(default=150, ge=1)

@@ -20,26 +20,31 @@ class Claim:
     """Keeps runs with different settings out of one folder.
 
     A listener: experiment.toml is written when the first run really starts; a refused one leaves nothing behind.
+    Only who takes part may change when a run goes on that has the folder for `alone`.
     """
 
-    def __init__(self, folder: Path, experiment: Experiment) -> None:
+    def __init__(self, folder: Path, experiment: Experiment, *, alone: bool = False) -> None:
         self._path = folder / "experiment.toml"
         self._settings = experiment.plain()
-        if not self._path.exists():
+        self._changed = not self._path.exists()
+        if self._changed:
             return
         try:
             stored = tomllib.loads(self._path.read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise CheckpointError(f"{self._path} is damaged: {error}; mend it or use another --out") from None
         for key in {**stored, **self._settings}:
-            if stored.get(key) != self._settings.get(key):
+            if stored.get(key) == self._settings.get(key):
+                continue
+            if not (alone and key in experiment.members):
                 raise CheckpointError(
                     f"{folder} holds runs with {key} = {stored.get(key)!r}, not {self._settings.get(key)!r}; "
                     "use the same settings or another --out"
                 )
+            self._changed = True
 
     def __call__(self, event: Event) -> None:
-        if event["event"] == "started" and not self._path.exists():
+        if event["event"] == "started" and self._changed:
             write_atomic(self._path, tomli_w.dumps(self._settings).encode())
 
 
@@ -95,15 +100,17 @@ def run(
     if experiment.threads is not None:
         torch.set_num_threads(experiment.threads)
     chosen = experiment.method(method)
-    claim = Claim(folder, experiment)
-    parts = experiment.build(seed)
+    mine = folder / method / f"seed-{seed}"
+    others = [path for path in folder.glob("*/seed-*") if path != mine]
+    claim = Claim(folder, experiment, alone=resume and not others)
+    parts = experiment.parts(seed)
     settings: dict[str, Any] = experiment.training(method, seed)
     return fit(
         parts.clients,
         model=parts.model,
         loss=parts.loss,
         method=chosen,
-        out=folder / method / f"seed-{seed}",
+        out=mine,
         resume=resume,
         listeners=[claim, *listeners],
         progress=progress,

@@ -123,7 +123,7 @@ def _ranges(experiment: Experiment, method: str) -> dict[str, Any]:
 
 def _federation(experiment: Experiment) -> Federation:
     """For what a method has to say against the experiment itself, before anything runs."""
-    parts = experiment.build(FIRST_SEED, validation=VALIDATION)
+    parts = experiment.parts(FIRST_SEED, validation=VALIDATION)
     return Federation(parts.clients, parts.model, task=Task(parts.loss), batch_size=experiment.batch_size)
 
 
@@ -142,7 +142,7 @@ def _run(
     trial = folder / method / f"trial-{number + 1}-seed-{seed}"
     table = {**experiment.methods.get(method, {}), **point}
     changed = experiment.replace(methods={**experiment.methods, method: table})
-    parts = changed.build(seed, validation=VALIDATION)
+    parts = changed.parts(seed, validation=VALIDATION)
     score, note = None, ""
     try:
         result = fit(

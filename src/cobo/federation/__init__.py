@@ -3,5 +3,6 @@
 from cobo.federation import partition
 from cobo.federation.client import Client
 from cobo.federation.federation import Federation, Gradients, Products
+from cobo.federation.roster import Roster
 
-__all__ = ["Client", "Federation", "Gradients", "Products", "partition"]
+__all__ = ["Client", "Federation", "Gradients", "Products", "Roster", "partition"]

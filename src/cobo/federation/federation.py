@@ -1,14 +1,15 @@
-"""The federation: all clients in one process, and the few things that can be asked of them.
+"""The federation: all clients in one process, who of them is present, and the few things that can be asked of them.
 
     gradients(models, clients, round)   the stochastic gradient of client clients[k] at models[k], for any rows;
                                         with `pairs`, also the products of pair gradients at midpoints
     local_steps(...)                    several SGD steps of each client, pulled toward an anchor
     evaluate(models)                    loss and accuracy of each client's model on that client's test samples
 
-Shapes: n clients, d trained parameters, m rows asked for, p pairs.
+Shapes: n clients present, d trained parameters, m rows asked for, p pairs. Clients are asked for by their position
+among those present; data, buffers and keys are those of everyone, present or not.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from cobo import draws
 from cobo.compute.batch import Fields
-from cobo.compute.blueprint import Blueprint, BufferPolicy, Buffers, average_buffers
+from cobo.compute.blueprint import Blueprint, BufferPolicy, Buffers, average_buffers, mean_buffer
 from cobo.compute.executor import Choice, Chosen, choose
 from cobo.compute.task import Task
 from cobo.errors import DataError
@@ -66,7 +67,8 @@ class Federation:
         device: str | torch.device = "cpu",
     ) -> None:
         self.clients = check_clients(clients)
-        self.names = [client.name for client in self.clients]
+        self.everyone = [client.name for client in self.clients]
+        self.attend(self.everyone)
         self.seed, self.batch_size, self.policy = seed, batch_size, buffers
         self.models_at_once = models_at_once
         self.device = torch.device(device)
@@ -85,12 +87,18 @@ class Federation:
         self.buffers: Buffers = {
             name: b.expand(len(self.clients), *b.shape).clone() for name, b in self.blueprint.buffers.items()
         }
-        self._keys = self.keys("batch")
+        self._keys = self.keys("batch")  # of everyone
         self.work = np.zeros(len(self.clients), dtype=np.int64)  # gradients of each client since it was made
         self.unsound = [c.name for c in self.clients if _not_finite(c.train) or _not_finite(c.test)]
 
+    def attend(self, names: Sequence[str], since: Mapping[str, int] | None = None) -> None:
+        """From now on these clients are present, in this order; `since` says from which round on, if not from 0."""
+        self.names = list(names)
+        self._here = np.array([self.everyone.index(name) for name in names], dtype=np.int64)
+        self.since = np.array([(since or {}).get(name, 0) for name in names], dtype=np.int64)
+
     def __len__(self) -> int:
-        return len(self.clients)
+        return len(self.names)
 
     def keys(self, purpose: str) -> draws.Keys:
         """One key per client: what is drawn from it depends on seed, purpose and name alone."""
@@ -98,13 +106,13 @@ class Federation:
 
     @property
     def groups(self) -> list[str | int | None]:
-        """The true group of each client, where the user knows it."""
-        return [client.group for client in self.clients]
+        """The true group of each client present, where the user knows it."""
+        return [self.clients[k].group for k in self._here]
 
     @property
     def samples(self) -> Tensor:
-        """How many training samples each client has."""
-        return torch.from_numpy(self._train.sizes)
+        """How many training samples each client present has."""
+        return torch.from_numpy(self._train.sizes[self._here])
 
     @property
     def start(self) -> Tensor:
@@ -131,7 +139,7 @@ class Federation:
         says, and are shared (if they are) after the `last` step of a round; pair gradients never move them.
         `out` [m, d] receives the rows, if given.
         """
-        who = np.arange(len(self)) if clients is None else np.asarray(clients, dtype=np.int64)
+        who = self._found(clients)
         pairs = np.empty((0, 2), dtype=np.int64) if pairs is None else pairs
         rows = torch.empty_like(models) if out is None else out
         products = self._products(models, who, pairs, round, whole=whole, scratch=rows)
@@ -152,13 +160,13 @@ class Federation:
                 for name, value in held.items():
                     self.buffers[name][torch.from_numpy(chosen).to(sound.device)[sound]] = value[sound]
         if track and last and self.policy == "shared" and self.buffers and finite.any():
-            average_buffers(self.buffers, who[finite.cpu().numpy()].tolist())
+            average_buffers(self.buffers, who[finite.cpu().numpy()], self._here)
         self._count(who)
         return Gradients(rows, losses, finite, products)
 
     def products(self, models: Tensor, pairs: Indices, round: int = 0, *, whole: bool = False) -> Products:
         """The products for `pairs` alone, of clients whose models are the rows [n, d]."""
-        return self._products(models, np.arange(len(self)), pairs, round, whole=whole, scratch=torch.empty_like(models))
+        return self._products(models, self._here, pairs, round, whole=whole, scratch=torch.empty_like(models))
 
     def _products(
         self, models: Tensor, who: Indices, pairs: Indices, round: int, *, whole: bool, scratch: Tensor
@@ -188,6 +196,10 @@ class Federation:
         scratch = {name: b[clients] for name, b in self.buffers.items()}
         return self.chosen.executor.gradients(models, self._batch(clients, keys, size), scratch, keys)[0]
 
+    def _found(self, clients: Sequence[int] | None) -> Indices:
+        """Where clients, given by their position among those present, are among everyone."""
+        return self._here if clients is None else self._here[np.asarray(clients, dtype=np.int64)]
+
     def _count(self, *clients: Indices) -> None:
         for who in clients:
             np.add.at(self.work, who, 1)
@@ -201,7 +213,7 @@ class Federation:
         That is the batch on which `gradients` of the round would be taken or, if `whole`, all training samples.
         Running statistics do not move.
         """
-        who = np.arange(len(self)) if clients is None else np.asarray(clients, dtype=np.int64)
+        who = self._found(clients)
         keys = draws.combine(self._keys[who], round, 0)
         size = None if whole else self.batch_size
         losses = torch.zeros(len(models), len(who), dtype=models.dtype, device=models.device)
@@ -255,9 +267,8 @@ class Federation:
         self, models: Tensor, clients: Sequence[int] | None = None, size: int = 1024
     ) -> list[dict[str, float]]:
         """For each client: mean loss and accuracy (percent) over its whole test set; empty if it has none."""
-        who = range(len(self)) if clients is None else clients
         results = []
-        for row, client in enumerate(who):
+        for row, client in enumerate(self._found(clients).tolist()):
             buffers = {name: b[client] for name, b in self.buffers.items()}
             module = self.blueprint.load(models[row], buffers).eval()
             results.append(self._measured(module, client, size))
@@ -278,11 +289,24 @@ class Federation:
         return {name: total / count for name, total in totals.items()}
 
     def build(self, models: Tensor) -> dict[str, nn.Module]:
-        """A ready module for every client, by name."""
-        return {
-            name: self.blueprint.build(models[k], {b: rows[k] for b, rows in self.buffers.items()})
-            for k, name in enumerate(self.names)
-        }
+        """A ready module for every client present, by name."""
+        return {name: self.build_one(name, models[k]) for k, name in enumerate(self.names)}
+
+    def build_one(self, name: str, model: Tensor) -> nn.Module:
+        """A ready module for one client, present or not."""
+        place = self.everyone.index(name)
+        return self.blueprint.build(model, {b: rows[place] for b, rows in self.buffers.items()})
+
+    def welcome(self, client: int, state: Mapping[str, Tensor]) -> None:
+        """A newcomer's buffers are those of a state_dict."""
+        for name, rows in self.buffers.items():
+            rows[self._here[client]] = state[name].to(rows)
+
+    def inherit(self, client: int, peers: Tensor) -> None:
+        """A newcomer's buffers are the mean of those of some peers [n], given by their weights."""
+        whose = torch.from_numpy(self._here[peers.numpy() > 0])
+        for rows in self.buffers.values():
+            rows[self._here[client]] = mean_buffer(rows[whose.to(rows.device)])
 
     def _batch(self, clients: Indices, keys: draws.Keys, size: int | None) -> Fields:
         """`size` samples drawn with replacement, as the paper's xi ~ D_i; or all samples, in order, when it is None."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from cobo import draws
 from cobo.config import Settings
 from cobo.errors import RunError
-from cobo.federation import Federation
+from cobo.federation import Federation, Roster
 
 Weighting = Literal["samples", "equal"]
 
@@ -61,6 +61,15 @@ class State:
                 remembered[name] = value[index]
         self.models.data = self.X[index]
         self.gradient = torch.empty_like(self.X)
+
+    def seat(self, seats: Sequence[int | None], start: Tensor) -> None:
+        """Row k of X becomes the old row seats[k] or, for a newcomer (None), start[k] with a fresh optimiser."""
+        new = [k for k, seat in enumerate(seats) if seat is None]
+        self.take([seat or 0 for seat in seats])
+        self.aside = {k for k, seat in enumerate(seats) if seat in self.aside}
+        self.X[new] = start[new].to(self.X)
+        for remembered in self._row_states():
+            remembered[new] = 0
 
     def descend(self, G: Tensor) -> None:
         """One step of the optimiser, all rows at once."""
@@ -114,9 +123,23 @@ class Method(Settings, ABC):
         """What a user should know before a run starts: an unusual cost, say."""
         return None
 
+    def seat(
+        self, state: State, federation: Federation, seats: Sequence[int | None], start: Tensor, roster: Roster
+    ) -> None:
+        """Others are present: client k was at position seats[k], or it is new (None) and begins at start[k]."""
+        state.seat(seats, start)
+
     @abstractmethod
     def round(self, state: State, federation: Federation) -> list[str]:
         """One round: changes `state` and returns the names of clients that were set aside."""
+
+
+def keep_among(tensors: dict[str, Tensor], before: dict[str, Tensor], seats: Sequence[int | None]) -> None:
+    """Entries [n, n, ...] between clients who stay (see `Method.seat`) become what they were before."""
+    stay = np.array([k for k, seat in enumerate(seats) if seat is not None], dtype=np.int64)
+    was = np.array([seat for seat in seats if seat is not None], dtype=np.int64)
+    for name, tensor in tensors.items():
+        tensor[np.ix_(stay, stay)] = before[name][np.ix_(was, was)]
 
 
 def participants(federation: Federation, round: int, rate: float) -> NDArray[np.int64]:

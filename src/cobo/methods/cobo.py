@@ -7,6 +7,7 @@ Symbols: X [n, d] the personal models, W [n, n] who learns from whom, rho the pu
 eta the clients' learning rate, t the round of T. A round is Algorithm 1: first W at X^t, then X with the new W.
 """
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -21,8 +22,8 @@ from cobo.collaboration.sampling import SCHEDULES, Constants, draw_pairs
 from cobo.collaboration.signal import SIGNALS, overlook_sampling
 from cobo.collaboration.solver import SOLVERS
 from cobo.errors import ConfigError
-from cobo.federation import Federation, Gradients
-from cobo.methods.base import Method, State, set_aside
+from cobo.federation import Federation, Products, Roster
+from cobo.methods.base import Method, State, keep_among, set_aside
 
 
 class CoBo(Method):
@@ -90,6 +91,8 @@ class CoBo(Method):
         return self
 
     def check(self, federation: Federation, lr: float) -> None:
+        if self.domain == "simplex" and not self.self_weight and len(federation) < 2:
+            raise ConfigError("domain = 'simplex' needs two clients or self_weight = True: one alone has no peer")
         if self.mixing == "implicit":
             return
         row_sum = 1.0 if self.domain == "simplex" else float(len(federation))
@@ -104,6 +107,35 @@ class CoBo(Method):
         W = self._domain.start(len(federation))
         return {"weights": W, "evidence": W.clone(), "signals": torch.zeros_like(W)}
 
+    def seat(
+        self, state: State, federation: Federation, seats: Sequence[int | None], start: Tensor, roster: Roster
+    ) -> None:
+        """Weights among those who stay are as they were; a newcomer's are 1, or what one probing round says.
+
+        By `roster.start` = "peers" a newcomer whom the probe has connected goes to the mean of its peers.
+        """
+        state.seat(seats, start)
+        new = np.array([seat is None for seat in seats])
+        before, state.tensors = state.tensors, self.start(federation)
+        asked = new[:, None] | new
+        if self.domain == "simplex":  # the weights of those who stay sum to one without the newcomer
+            asked = np.broadcast_to(new[:, None], asked.shape)
+            state.tensors["evidence"][~new] = 0
+        keep_among(state.tensors, before, seats)
+        if roster.weights == "probe":
+            pairs = self._drawn(federation, state.round, asked.astype(float))
+            products = federation.products(state.X, pairs, state.round, whole=self.ask == "all")
+            state.sent += 4 * len(pairs)
+            S, heard = self._hear(state, products, torch.zeros(len(federation), dtype=torch.bool))
+            state.tensors["evidence"] = self._domain.vertex(S, state.tensors["evidence"], heard)
+        W = state.tensors["weights"] = self._domain.project(state.tensors["evidence"])
+        if roster.start == "peers":
+            for k in np.flatnonzero(new):
+                peers = W[k].clone() * torch.from_numpy(~new)
+                if peers.any():
+                    state.X[k] = (peers / peers.sum()).to(state.X) @ state.X
+                    federation.inherit(int(k), peers)
+
     def round(self, state: State, federation: Federation) -> list[str]:
         pairs = self._pairs(state, federation)
         whole = self.ask == "all"  # the theorem's selection: pair gradients are exact
@@ -111,7 +143,7 @@ class CoBo(Method):
         names = set_aside(state, federation, answer.finite)
         aside = ~answer.finite
         answer.rows[aside] = 0
-        self._select(state, federation, answer, aside)
+        self._select(state, federation, answer.products, aside)
         # Up: every model, and both gradients of a pair. Down: the sum of collaborators, and the midpoint to both.
         state.sent += 2 * len(federation) + 4 * len(pairs)
         with state.untouched(aside):
@@ -130,34 +162,42 @@ class CoBo(Method):
         mixing.pull_together(state.X, W, state.lr * self.rho, pull=self.pull, step=self.mixing)
 
     def _pairs(self, state: State, federation: Federation) -> NDArray[np.int64]:
-        """The pairs asked this round."""
+        """The pairs asked this round. The time of a pair is counted from when the later of both joined."""
         constants = Constants(self.rate, self.time_rate, self.switch)
-        p = SCHEDULES[self.sampling](state.round, state.rounds, len(federation), constants)
-        symmetric = self.pairs == "symmetric"
-        return draw_pairs(federation.keys("pair"), state.round, p, symmetric=symmetric, with_self=self.self_weight)
+        since = np.maximum(federation.since[:, None], federation.since)
+        p = SCHEDULES[self.sampling](state.round - since, state.rounds, len(federation), constants)
+        return self._drawn(federation, state.round, p)
 
-    def _select(self, state: State, federation: Federation, answer: Gradients, aside: Tensor) -> None:
+    def _drawn(self, federation: Federation, round: int, probability: NDArray[np.float64]) -> NDArray[np.int64]:
+        symmetric = self.pairs == "symmetric"
+        return draw_pairs(federation.keys("pair"), round, probability, symmetric=symmetric, with_self=self.self_weight)
+
+    def _select(self, state: State, federation: Federation, products: Products, aside: Tensor) -> None:
         """Client selection: W^{t+1} from the pairs asked at X^t. Pairs without a finite answer are left alone."""
         if self.domain == "simplex" and aside.any():
             return  # rows sum to one, so no pair could move without moving those of a client set aside
-        products = answer.products
         if self.correction and self.domain == "box":
             exact = federation.batch_size is None or self.ask == "all"
             batch = federation.samples if exact else torch.tensor(federation.batch_size)
             W = state.tensors["weights"]
             products = overlook_sampling(products, W, federation.samples, batch, self.correction)
+        S, asked = self._hear(state, products, aside)
+        Y = SOLVERS[self.solver](state.tensors["evidence"], S, asked, self._domain, self.gamma, self.slack)
+        state.tensors["evidence"] = Y
+        state.tensors["weights"] = self._domain.project(Y)
+
+    def _hear(self, state: State, products: Products, aside: Tensor) -> tuple[Tensor, Tensor]:
+        """What each pair said last [n, n] (Frank-Wolfe compares all of a row), and which pairs said it just now."""
         signal = SIGNALS[self.signal](products, self.clip).float().cpu()
         i, j = products.pairs.unbind(1)
         good = torch.isfinite(signal) & ~aside.cpu()[i] & ~aside.cpu()[j]
         i, j, signal = i[good], j[good], signal[good]
-        S = state.tensors["signals"]  # what each pair said last: Frank-Wolfe compares all of a row
+        S = state.tensors["signals"]
         asked = torch.zeros_like(S, dtype=torch.bool)
         S[i, j], asked[i, j] = signal, True
         if self.pairs == "symmetric":
             S[j, i], asked[j, i] = signal, True
-        Y = SOLVERS[self.solver](state.tensors["evidence"], S, asked, self._domain, self.gamma, self.slack)
-        state.tensors["evidence"] = Y
-        state.tensors["weights"] = self._domain.project(Y)
+        return S, asked
 
     @property
     def _domain(self) -> Domain:

@@ -8,6 +8,7 @@ its personal one toward w as it was at the start of the round. w is FedAvg alway
 everyone taking part, x_k is Local.
 """
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -15,7 +16,7 @@ from pydantic import Field
 from torch import Tensor
 
 from cobo.errors import ConfigError
-from cobo.federation import Federation
+from cobo.federation import Federation, Roster
 from cobo.methods.base import State, participants, set_aside
 from cobo.methods.fedavg import FedAvg
 
@@ -37,6 +38,11 @@ class Ditto(FedAvg):
 
     def personal(self, state: State, federation: Federation) -> Tensor:
         return state.X[:-1]
+
+    def seat(
+        self, state: State, federation: Federation, seats: Sequence[int | None], start: Tensor, roster: Roster
+    ) -> None:
+        state.seat([*seats, len(state.X) - 1], start)
 
     def round(self, state: State, federation: Federation) -> list[str]:
         who = participants(federation, state.round, self.participation)

@@ -9,6 +9,7 @@ Symbols: tau the threshold, such that a `quantile` of the n points lies within i
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,8 +18,8 @@ from pydantic import Field
 from torch import Tensor
 
 from cobo.errors import ConfigError
-from cobo.federation import Federation
-from cobo.methods.base import Method, State, set_aside
+from cobo.federation import Federation, Roster
+from cobo.methods.base import Method, State, keep_among, set_aside
 
 
 class FederatedClustering(Method):
@@ -49,8 +50,15 @@ class FederatedClustering(Method):
 
     def start(self, federation: Federation) -> dict[str, Tensor]:
         n = len(federation)
-        momenta = {"momenta": torch.zeros(n, n, federation.blueprint.size, dtype=federation.start.dtype)}
+        momenta = {"momenta": torch.full((n, n, federation.blueprint.size), torch.nan, dtype=federation.start.dtype)}
         return {"weights": torch.ones(n, n), **(momenta if self.client_momentum else {})}
+
+    def seat(
+        self, state: State, federation: Federation, seats: Sequence[int | None], start: Tensor, roster: Roster
+    ) -> None:
+        state.seat(seats, start)
+        before, state.tensors = state.tensors, self.start(federation)
+        keep_among(state.tensors, before, seats)
 
     def round(self, state: State, federation: Federation) -> list[str]:
         n = len(federation)
@@ -85,8 +93,9 @@ class FederatedClustering(Method):
         Z[mine, mine + block.start], finite[mine, mine + block.start] = own[block], own_finite[block]
         if self.client_momentum:
             M = state.tensors["momenta"][block].to(Z)
-            Z = Z if state.round == 0 else torch.where(finite[..., None], torch.lerp(Z, M, self.client_momentum), M)
-            state.tensors["momenta"][block] = Z.cpu()
+            fresh, heard = M.isnan(), finite[..., None]  # a momentum begins with the first point
+            Z = torch.where(fresh, Z, torch.where(heard, torch.lerp(Z, M, self.client_momentum), M))
+            state.tensors["momenta"][block] = torch.where(fresh & ~heard, M, Z).cpu()
         return Z, finite
 
     def average(self, Z: Tensor, finite: Tensor, own: Tensor, members: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ D_k is client k's gradient when H = 1. The step is taken by the run's optimiser:
 server (Reddi et al. 2021), the clients' own steps are plain.
 """
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from cobo.federation import Federation
+from cobo.federation import Federation, Roster
 from cobo.methods.base import Method, State, Weighting, participants, set_aside, shares
 
 
@@ -38,7 +39,7 @@ class FedAvg(Method):
         return federation.start[:1].clone()
 
     def personal(self, state: State, federation: Federation) -> Tensor:
-        return state.X.expand(len(federation), -1)
+        return state.X if len(state.X) > 1 else state.X.expand(len(federation), -1)
 
     def round(self, state: State, federation: Federation) -> list[str]:
         who = participants(federation, state.round, self.participation)
@@ -48,6 +49,11 @@ class FedAvg(Method):
         with state.untouched(~finite.any()[None]):
             state.descend(self.averaged(D, finite, federation, who))
         return aside
+
+    def seat(
+        self, state: State, federation: Federation, seats: Sequence[int | None], start: Tensor, roster: Roster
+    ) -> None:
+        """Nothing changes: everyone has the shared model."""
 
     def directions(
         self,

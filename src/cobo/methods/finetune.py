@@ -4,11 +4,13 @@ The two-phase baseline of personalised federated learning (Yu, Bagdasaryan and S
 FedAvg for a `share` of the rounds, then x_i <- x_i - eta g_i from the shared model, with a fresh optimiser.
 """
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from pydantic import Field
+from torch import Tensor
 
-from cobo.federation import Federation
+from cobo.federation import Federation, Roster
 from cobo.methods.base import State
 from cobo.methods.fedavg import FedAvg
 from cobo.methods.local import Local
@@ -23,9 +25,19 @@ class FineTunedFedAvg(FedAvg):
     share: float = Field(default=0.5, ge=0, le=1)
 
     def round(self, state: State, federation: Federation) -> list[str]:
-        if state.round < round(self.share * state.rounds):
+        alone_from = self._alone_from(state)
+        if state.round < alone_from:
             return super().round(state, federation)
-        if len(state.X) == 1:
+        if state.round == alone_from:
             state.take([0] * len(federation))
             state.optimizer.state.clear()
         return Local().round(state, federation)
+
+    def seat(
+        self, state: State, federation: Federation, seats: Sequence[int | None], start: Tensor, roster: Roster
+    ) -> None:
+        if state.round > self._alone_from(state):
+            state.seat(seats, start)
+
+    def _alone_from(self, state: State) -> int:
+        return round(self.share * state.rounds)

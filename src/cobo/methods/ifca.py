@@ -8,6 +8,7 @@ and much depends on the start, so R sets of k random centres are trained side by
 the set whose clients are served best (least mean loss at their own choice, on training data) goes on alone.
 """
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -17,7 +18,7 @@ from pydantic import Field
 from torch import Tensor
 
 from cobo.errors import ConfigError
-from cobo.federation import Federation
+from cobo.federation import Federation, Roster
 from cobo.methods.base import Method, State, Weighting, participants, set_aside, shares
 
 
@@ -41,7 +42,7 @@ class IFCA(Method):
     weighting: Weighting = "samples"
 
     def check(self, federation: Federation, lr: float) -> None:
-        if self.k is None and None in federation.groups:
+        if self.k is None and None in [client.group for client in federation.clients]:
             raise ConfigError("ifca needs to know how many groups there are; set k, or group= on every client")
         blueprint = federation.blueprint
         if self.initialisations * self._k(federation) > 1 and torch.equal(blueprint.another_start(1), blueprint.start):
@@ -69,7 +70,7 @@ class IFCA(Method):
         k, n = self._k(federation), len(federation)
         self._keep_best(state, k)
         who = participants(federation, state.round, self.participation)
-        self._choose(state, federation, k, np.arange(n) if state.round in (0, state.rounds - 1) else who)
+        self._choose(state, federation, np.arange(n) if state.round in (0, state.rounds - 1) else who)
         p, G = shares(federation, who, self.weighting), state.gradient
         total, answered = torch.zeros_like(G[:, 0]), torch.zeros_like(p, dtype=torch.bool)
         for number, choice in enumerate(state.tensors["choice"]):
@@ -90,16 +91,32 @@ class IFCA(Method):
         state.tensors["weights"] = (best[:, None] == best).float()
         return set_aside(state, federation, answered, who)
 
-    def _choose(self, state: State, federation: Federation, k: int, asked: NDArray[np.int64]) -> None:
+    def seat(
+        self, state: State, federation: Federation, seats: Sequence[int | None], start: Tensor, roster: Roster
+    ) -> None:
+        """Newcomers choose among the centres; nobody has a model of its own to bring."""
+        state.tensors["choice"] = state.tensors["choice"][:, [seat or 0 for seat in seats]]
+        new = np.array([k for k, seat in enumerate(seats) if seat is None], dtype=np.int64)
+        if len(new):
+            self._compare(state, federation, new)
+        best = state.tensors["choice"][self._best(state)]
+        state.tensors["weights"] = (best[:, None] == best).float()
+
+    def _choose(self, state: State, federation: Federation, asked: NDArray[np.int64]) -> None:
         """Clients compare the centres of every set; sets are judged by the second half of their trial."""
-        whole = self.compare == "all" or state.round == state.rounds - 1
-        losses = federation.losses(state.X, asked.tolist(), state.round, whole=whole).cpu().double()
-        sound = torch.isfinite(losses).any(0)  # a client whose data are broken has no say in which set is best
-        sets = losses.nan_to_num(nan=torch.inf, posinf=torch.inf).view(-1, k, len(asked))
-        least, state.tensors["choice"][:, asked] = sets.min(1)
+        least = self._compare(state, federation, asked)
+        sound = torch.isfinite(least).any(0)  # a client whose data are broken has no say in which set is best
         if sound.any() and 2 * (state.round + 1) > self._trial_rounds(state):
             state.tensors["score"] += least[:, sound].mean(1)
+
+    def _compare(self, state: State, federation: Federation, asked: NDArray[np.int64]) -> Tensor:
+        """Clients choose their centre in every set; [sets, m] the least losses."""
+        whole = self.compare == "all" or state.round == state.rounds - 1
+        losses = federation.losses(state.X, asked.tolist(), state.round, whole=whole).cpu().double()
+        sets = losses.nan_to_num(nan=torch.inf, posinf=torch.inf).view(-1, self._k(federation), len(asked))
+        least, state.tensors["choice"][:, asked] = sets.min(1)
         state.sent += len(asked) * len(state.X)
+        return least
 
     def _keep_best(self, state: State, k: int) -> None:
         """At the end of the trial one set goes on."""
@@ -116,4 +133,4 @@ class IFCA(Method):
         return max(1, round(self.trial * state.rounds))
 
     def _k(self, federation: Federation) -> int:
-        return len(set(federation.groups)) if self.k is None else self.k
+        return len({client.group for client in federation.clients}) if self.k is None else self.k

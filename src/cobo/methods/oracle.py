@@ -1,5 +1,6 @@
 """Oracle: FedAvg inside the known groups. What collaboration could give if everyone knew who is who."""
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -7,7 +8,7 @@ from torch import Tensor
 
 from cobo.collaboration import graph
 from cobo.errors import ConfigError
-from cobo.federation import Federation
+from cobo.federation import Federation, Roster
 from cobo.methods.base import Method, State, set_aside
 
 
@@ -29,6 +30,15 @@ class Oracle(Method):
 
     def start(self, federation: Federation) -> dict[str, Tensor]:
         return {"weights": torch.from_numpy(graph.oracle(federation.groups)).float()}
+
+    def seat(
+        self, state: State, federation: Federation, seats: Sequence[int | None], start: Tensor, roster: Roster
+    ) -> None:
+        """A newcomer gets its group's model, if anyone has it."""
+        groups = federation.groups
+        held = {group: seat for group, seat in zip(groups, seats, strict=True) if seat is not None}
+        state.seat([held.get(groups[k]) if seat is None else seat for k, seat in enumerate(seats)], start)
+        state.tensors |= self.start(federation)
 
     def round(self, state: State, federation: Federation) -> list[str]:
         answer = federation.gradients(state.X, round=state.round, out=state.gradient)

@@ -83,7 +83,7 @@ def _method(runs: Runs, method: str, target: float | None) -> dict[str, Any]:
         "bytes": round(fmean(line["bytes"] for line in last.values())),
         "seconds": round(fmean(line["seconds"] for line in last.values()), 2),
         "rounds_to_target": _mean([_rounds_to(run, target) for run in mine.values()]),
-        "weights_error": _mean([graph.weights_error(np.array(r["weights"]), r["true_groups"]) for r in graphs]),
+        "weights_error": _mean([graph.weights_error(*_graph(r)) for r in graphs]),
         "groups_score": _mean([_groups_score(r) for r in graphs]),
         "told": METHODS[method].told if method in METHODS else None,
         "settings": _settings(next(iter(mine.values()))),
@@ -104,7 +104,15 @@ def _accuracy(run: dict[str, Any]) -> float | None:
 
 def _groups_score(run: dict[str, Any]) -> float:
     relative = run["method"].get("domain") == "simplex"
-    return graph.groups_score(np.array(run["weights"]), run["true_groups"], relative=relative)
+    return graph.groups_score(*_graph(run), relative=relative)
+
+
+def _graph(run: dict[str, Any]) -> tuple[graph.Matrix, list[str | int]]:
+    """W and the true groups of those who were there in the end."""
+    groups = dict(zip(run["names"], run["true_groups"], strict=True))
+    present = run.get("present", run["names"])
+    W = np.array(run["weights"], dtype=np.float32)
+    return graph.among(present, run["names"], W), [groups[name] for name in present]
 
 
 def _improved(run: dict[str, Any], local: dict[str, Any]) -> float | None:

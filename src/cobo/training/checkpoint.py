@@ -61,6 +61,16 @@ def read_latest(folder: Path, refused: Callable[[str], None]) -> Checkpoint | No
     return None
 
 
+def write_model(folder: Path, name: str, state: dict[str, Tensor]) -> None:
+    """One client's model as models/NAME.safetensors."""
+    (folder / "models").mkdir(exist_ok=True)
+    write_atomic(folder / "models" / f"{name}.safetensors", packed(state))
+
+
+def packed(state: dict[str, Tensor]) -> bytes:
+    return save({name: t.detach().cpu().contiguous().clone() for name, t in state.items()})
+
+
 def write_synced(path: Path, content: bytes) -> None:
     with open(path, "wb") as file:
         file.write(content)

@@ -15,6 +15,7 @@ from cobo.training.architecture import describe
 from cobo.training.events import EventLog, Listener
 from cobo.training.lock import only_one
 from cobo.training.loop import Run
+from cobo.training.membership import check
 from cobo.training.progress import LiveProgress
 from cobo.training.result import Result
 from cobo.training.settings import Training
@@ -70,7 +71,7 @@ def fit(
         models_at_once=settings.models_at_once,
         device=settings.device,
     )
-    method.check(federation, settings.lr)
+    check(federation, method, settings)
     with ExitStack() as stack:
         heard = list(listeners)
         if folder is not None:
@@ -103,26 +104,28 @@ def _claim(folder: Path, resume: bool) -> None:
 
 
 def _result(run: Run) -> Result:
-    federation, W = run.federation, run.state.weights
-    models = federation.build(run.personal)
-    names = federation.names
+    federation, names = run.federation, run.federation.everyone
+    here = federation.build(run.personal)
+    gone = {name: federation.build_one(name, row) for name, row in run.members.left.items() if name in names}
+    models = {name: here[name] if name in here else gone[name] for name in names}
     whole = {name: module.state_dict() for name, module in models.items()}
     own = {name: federation.blueprint.own(state) for name, state in whole.items()}
     history = [
         {
             **{k: v for k, v in line.items() if k != "clients"},
-            **{f"client_{m}": [line["clients"][n].get(m) for n in names] for m in ("accuracy", "loss")},
+            **{f"client_{m}": [line["clients"].get(n, {}).get(m) for n in names] for m in ("accuracy", "loss")},
         }
         for line in run.history
     ]
     return Result(
         names=names,
         models=models,
-        weights=None if W is None else W.numpy().copy(),
+        weights=run.weights,
         history=history,
         method={"name": run.method.name, **run.method.model_dump()},
         training={k: v for k, v in run.training.model_dump().items() if not callable(v)},
-        true_groups=federation.groups,
+        present=federation.names,
+        true_groups=[client.group for client in federation.clients],
         snapshots=run.snapshots,
         states=own,
         shared={name: t for name, t in whole[names[0]].items() if name not in own[names[0]]},

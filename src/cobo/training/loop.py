@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -28,12 +28,14 @@ from cobo.federation import Federation
 from cobo.methods import CoBo, Method, State
 from cobo.training import checkpoint
 from cobo.training.events import Event, Listener
+from cobo.training.membership import Membership, check
 from cobo.training.settings import Training
 
 MOST_SNAPSHOTS = 200
 
-# Settings that change how or how often something is done, but not what comes out.
-FREE = {"device", "executor", "models_at_once", "evaluate_every"}
+# Settings that change how or how often something is done, but not what comes out; and who takes part, which may be
+# changed between two starts of a run.
+FREE = {"device", "executor", "models_at_once", "evaluate_every", "roster"}
 
 
 class Run:
@@ -48,7 +50,7 @@ class Run:
         folder: Path | None = None,
         listeners: Sequence[Listener] = (),
     ) -> None:
-        method.check(federation, training.lr)
+        check(federation, method, training)
         self.federation, self.method, self.training, self.folder = federation, method, training, folder
         self._listeners = list(listeners)
         models = nn.Parameter(method.rows(federation))
@@ -60,6 +62,7 @@ class Run:
         self._seconds_before = 0.0
         self._begun = time.monotonic()
         self._drawn = self._draw_output()
+        self.members = Membership(federation, method, training, folder, self._tell)
 
     def go(self) -> None:
         """Train to the end. Ctrl-C writes a checkpoint and raises `Interrupted`."""
@@ -99,6 +102,7 @@ class Run:
 
     def _round(self) -> None:
         state = self.state
+        self.members.update(state)
         aside = self.method.round(state, self.federation)
         if self._schedule is not None:
             self._schedule.step()
@@ -154,8 +158,9 @@ class Run:
             if values:
                 line[name] = None if None in values else fmean(v for v in values if v is not None)
         if state.weights is not None:
-            W = state.weights.numpy().copy()
-            line["groups"] = int(graph.components(W, relative=self._on_simplex).max()) + 1
+            line["groups"] = int(graph.components(state.weights.numpy(), relative=self._on_simplex).max()) + 1
+            W = self.weights
+            assert W is not None
             line["settled"] = graph.settled(W, self.snapshots[-1][1] if self.snapshots else None)
             if state.round in (0, self.training.rounds) or state.round % self._snapshot_every == 0:
                 self.snapshots.append((state.round, W))
@@ -164,6 +169,12 @@ class Run:
         if self.folder is not None:
             append_synced(self.folder / "metrics.jsonl", json.dumps(line) + "\n")
         self._tell(event="evaluated", **line)
+
+    @property
+    def weights(self) -> NDArray[np.float32] | None:
+        """W among everyone [N, N]: 0 with those who are not present."""
+        W, federation = self.state.weights, self.federation
+        return None if W is None else graph.among(federation.everyone, federation.names, W.numpy())
 
     @property
     def _on_simplex(self) -> bool:
@@ -189,7 +200,9 @@ class Run:
         if self.folder is None:
             return
         if self.snapshots:
-            checkpoint.write_atomic(self.folder / "weights.safetensors", pack_weights(self.snapshots))
+            checkpoint.write_atomic(
+                self.folder / "weights.safetensors", pack_weights(self.federation.everyone, self.snapshots)
+            )
         state = self.state
         tensors = {"models": state.X}
         tensors |= {f"method/{name}": t for name, t in state.tensors.items()}
@@ -198,7 +211,8 @@ class Run:
         for name, value in state.optimizer.state.get(state.models, {}).items():
             if isinstance(value, Tensor):
                 kept[f"optimizer/{name}"] = value
-        facts = {
+        tensors |= self.members.tensors()
+        facts = self.members.facts() | {
             "settings": self._settings(), "gradients": self.federation.computed, "sent": state.sent,
             "comparisons": self.federation.compared, "seconds": self._seconds(),
         }  # fmt: skip
@@ -224,11 +238,10 @@ class Run:
             room, _, leaf = name.partition("/")
             if room == "method":
                 state.tensors[leaf] = tensor
-            elif room == "buffers":
-                self.federation.buffers[leaf].copy_(tensor)
-            else:
+            elif room == "optimizer":
                 state.optimizer.state[state.models][leaf] = tensor.to(state.X.device) if leaf != "step" else tensor
         state.round = facts["round"]
+        self.members.restore(state, facts, found.tensors)
         self._replay_schedule(state.round)
         self.federation.computed, self.federation.compared = facts["gradients"], facts["comparisons"]
         state.sent = facts["sent"]
@@ -241,7 +254,6 @@ class Run:
         training = {k: v for k, v in self.training.model_dump().items() if k not in FREE and not callable(v)}
         blueprint = self.federation.blueprint
         return {
-            "clients": self.federation.names,
             "method": self.method.name,
             **{f"{self.method.name}.{k}": v for k, v in self.method.model_dump().items()},
             **training,
@@ -274,7 +286,7 @@ class Run:
         checkpoint.write_atomic(metrics, "".join(json.dumps(x) + "\n" for x in self.history).encode())
         weights = self.folder / "weights.safetensors"
         if weights.exists() and round >= 0:
-            self.snapshots = [s for s in unpack_weights(weights) if s[0] <= round]
+            self.snapshots = [s for s in unpack_weights(weights, self.federation.everyone) if s[0] <= round]
 
     def _stop_early(self) -> NoReturn:
         if self.state.round % self.training.cadence:
@@ -284,17 +296,21 @@ class Run:
         raise Interrupted(f"stopped by the user after round {self.state.round} of {self.training.rounds}; {remedy}")
 
 
-def pack_weights(snapshots: Sequence[tuple[int, NDArray[np.float32]]]) -> bytes:
-    """W over time as safetensors: rounds [s], weights [s, n, n]."""
-    rounds = torch.tensor([r for r, _ in snapshots])
-    return save({"rounds": rounds, "weights": torch.from_numpy(np.stack([w for _, w in snapshots]))})
+def pack_weights(names: Sequence[str], snapshots: Sequence[tuple[int, NDArray[np.float32]]]) -> bytes:
+    """W over time as safetensors: rounds [s], weights [s, n, n]; the names of the n clients are in its metadata."""
+    rounds, weights = [r for r, _ in snapshots], np.stack([w for _, w in snapshots])
+    tensors = {"rounds": torch.tensor(rounds), "weights": torch.from_numpy(weights)}
+    return save(tensors, metadata={"names": json.dumps(list(names))})
 
 
-def unpack_weights(path: Path) -> list[tuple[int, NDArray[np.float32]]]:
+def unpack_weights(path: Path, everyone: Sequence[str]) -> list[tuple[int, NDArray[np.float32]]]:
+    """W over time among `everyone`, whoever the clients were when it was written."""
     try:
-        tensors = load(path.read_bytes())
-        return list(zip(tensors["rounds"].tolist(), tensors["weights"].numpy(), strict=True))
-    except (OSError, KeyError, SafetensorError) as error:
+        with safe_open(path, "np") as file:
+            rounds, weights = file.get_tensor("rounds"), file.get_tensor("weights")
+            names = json.loads(file.metadata()["names"])
+        return [(int(r), graph.among(everyone, names, w)) for r, w in zip(rounds, weights, strict=True)]
+    except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}; delete it to go on without the history of W") from error
 
 

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from cobo.collaboration import graph
 from cobo.errors import CheckpointError
 from cobo.training.architecture import Description, rebuild
-from cobo.training.checkpoint import write_atomic
+from cobo.training.checkpoint import packed, write_atomic, write_model
 from cobo.training.loop import pack_weights, unpack_weights
 
 Snapshot = tuple[int, NDArray[np.float32]]
@@ -24,7 +24,11 @@ Snapshot = tuple[int, NDArray[np.float32]]
 
 @dataclass(frozen=True, repr=False)
 class Result:
-    """The outcome of `cobo.fit`; rows and columns of `weights` are in the order of `names`."""
+    """The outcome of `cobo.fit`; rows and columns of `weights` are in the order of `names`.
+
+    `names` are all clients. Those who left before the end have the model they left with, and weight 0 with everyone;
+    `present` are the others.
+    """
 
     names: list[str]
     models: dict[str, nn.Module]
@@ -32,6 +36,7 @@ class Result:
     history: list[dict[str, Any]]
     method: dict[str, Any]
     training: dict[str, Any]
+    present: list[str]
     true_groups: list[str | int | None] = field(default_factory=list)
     snapshots: list[Snapshot] = field(default_factory=list, repr=False)
     states: dict[str, dict[str, Tensor]] = field(default_factory=dict, repr=False)
@@ -47,12 +52,13 @@ class Result:
     def groups(self, threshold: float = 0.5) -> list[list[str]]:
         """The groups that W settles into: clients connected by pairs whose mean weight is at least `threshold`.
 
-        Without a graph (Local), everyone stands alone.
+        Without a graph (Local), everyone stands alone. Clients who have left are in no group.
         """
         if self.weights is None:
-            return [[name] for name in self.names]
-        labels = graph.components(self.weights, threshold, relative=self.method.get("domain") == "simplex")
-        return [[n for n, k in zip(self.names, labels, strict=True) if k == g] for g in dict.fromkeys(labels.tolist())]
+            return [[name] for name in self.present]
+        W = graph.among(self.present, self.names, self.weights)
+        labels = graph.components(W, threshold, relative=self.method.get("domain") == "simplex").tolist()
+        return [[n for n, k in zip(self.present, labels, strict=True) if k == g] for g in dict.fromkeys(labels)]
 
     def save(self, folder: str | Path) -> None:
         """Write the result: JSON and safetensors. `cobo.load` gives it back.
@@ -60,23 +66,21 @@ class Result:
         A model's file holds what is that client's own; what is not trained, a frozen base, is written once beside it.
         """
         folder = Path(folder)
-        (folder / "models").mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         for name, state in self.states.items():
-            write_atomic(folder / "models" / f"{name}.safetensors", _packed(state))
+            write_model(folder, name, state)
         if self.shared:
-            write_atomic(folder / "shared.safetensors", _packed(self.shared))
+            write_atomic(folder / "shared.safetensors", packed(self.shared))
         if self.weights is not None:
-            write_atomic(folder / "weights.safetensors", pack_weights(self.snapshots or [(-1, self.weights)]))
+            write_atomic(
+                folder / "weights.safetensors", pack_weights(self.names, self.snapshots or [(-1, self.weights)])
+            )
         facts = {
-            "names": self.names, "method": self.method, "training": self.training, "true_groups": self.true_groups,
-            "architecture": self.architecture,
+            "names": self.names, "present": self.present, "true_groups": self.true_groups, "method": self.method,
+            "training": self.training, "architecture": self.architecture,
             "weights": None if self.weights is None else self.weights.tolist(), "history": self.history,
         }  # fmt: skip
         write_atomic(folder / "result.json", json.dumps(facts).encode())
-
-
-def _packed(state: dict[str, Tensor]) -> bytes:
-    return save({name: t.detach().cpu().contiguous().clone() for name, t in state.items()})
 
 
 def load_result(folder: str | Path, model: nn.Module | Callable[[], nn.Module] | None = None) -> Result:
@@ -112,8 +116,9 @@ def load_result(folder: str | Path, model: nn.Module | Callable[[], nn.Module] |
         history=facts["history"],
         method=facts["method"],
         training=facts["training"],
+        present=facts.get("present", facts["names"]),
         true_groups=facts["true_groups"],
-        snapshots=unpack_weights(path) if path.exists() else [],
+        snapshots=unpack_weights(path, facts["names"]) if path.exists() else [],
         states=states,
         shared=shared,
         architecture=facts["architecture"],

@@ -12,6 +12,7 @@ from cobo.compute.blueprint import BufferPolicy
 from cobo.compute.executor import Choice
 from cobo.config import Settings
 from cobo.errors import ConfigError
+from cobo.federation import Roster
 
 # What a method may have for itself. All else (rounds, batches, ...) is the same for every method of an experiment, so
 # that a comparison is fair.
@@ -24,7 +25,8 @@ class Training(Settings):
     """Settings of a run that are the same for all methods.
 
     `evaluate_every` defaults to a hundredth of the rounds; a checkpoint is written at every evaluation. `momentum` is
-    that of SGD. With `batch_size = None` gradients are exact, over all of a client's samples.
+    that of SGD. With `batch_size = None` gradients are exact, over all of a client's samples. `roster` says who joins
+    and leaves when; without one, all clients are there from the first round to the last.
     """
 
     rounds: int = Field(default=1000, ge=1)
@@ -40,6 +42,7 @@ class Training(Settings):
     executor: Choice = "auto"
     models_at_once: int = Field(default=40, ge=1)
     device: str = "cpu"
+    roster: Roster = Field(default_factory=Roster)
 
     @field_validator("device")
     @classmethod
