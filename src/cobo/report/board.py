@@ -76,8 +76,11 @@ class Board:
         elif kind == "evaluated":
             self._score = describe(event)
             self._bars.update(self._one, score=self._score)
-        elif kind in ("warning", "set aside"):
-            message = event.get("message") or f"gradient not finite, set aside: {', '.join(event['clients'])}"
+        elif kind in ("warning", "set aside", "joined", "left"):
+            happened = (
+                "gradient not finite, set aside" if kind == "set aside" else f"round {event.get('round')}: {kind}"
+            )
+            message = event.get("message") or f"{happened}: {', '.join(event['clients'])}"
             line = f"{self._label}: {message}"
             if line not in self._warned:
                 self._warned.add(line)

@@ -2,6 +2,7 @@
 
 {"event": "started", "rounds", "round", "executor", ...}      {"event": "round", "round"}
 {"event": "evaluated", "round", "accuracy", "loss", ...}      {"event": "set aside", "round", "clients"}
+{"event": "joined" | "left", "round", "clients"}              {"event": "warning", "message"}
 {"event": "checkpoint", "round"}                              {"event": "finished" | "interrupted" | "failed"}
 """
 

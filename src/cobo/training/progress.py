@@ -61,6 +61,8 @@ class LiveProgress:
             if names != self._aside:
                 self._aside = names
                 self._say(f"{self._label}: round {event['round']}: gradient not finite, set aside: {names}")
+        elif kind in ("joined", "left"):
+            self._say(f"{self._label}: round {event['round']}: {kind}: {', '.join(event['clients'])}")
         elif kind == "warning":
             self._say(f"{self._label}: {event['message']}")
 
