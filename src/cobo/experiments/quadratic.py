@@ -17,11 +17,12 @@ from cobo.federation import Client
 
 
 class Quadratic(Experiment):
-    """Centres on a circle, and a common start above its middle: equally far from all, so one step size suits all groups.
+    """Centres on a circle, and a common start above its middle: equally far from all, so one step size suits each group.
 
     From high enough every pair agrees (point A of the paper's Figure 1), so that W has to be learned. Which way is up
-    is drawn, perpendicular to the circle: some methods need several different starts. Members of a group have the curvatures a_i of `curvatures`, the same in each group. With `batch_size` samples drawn with
-    replacement, the noise of a gradient has E|noise|^2 = sigma^2 exactly, wherever it is taken.
+    is drawn, perpendicular to the circle: some methods need several different starts. Members of a group have the
+    curvatures a_i of `curvatures`, the same in each group. With `batch_size` samples drawn with replacement, the noise
+    of a gradient has E|noise|^2 = sigma^2 exactly, wherever it is taken; without, gradients are exact.
     """
 
     what: ClassVar[str] = "the paper's example: 6 clients in 3 groups, f_i = a_i/2 |x - mu_k|^2 with noise"
