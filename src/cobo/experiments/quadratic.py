@@ -17,7 +17,7 @@ from cobo.federation import Client
 
 
 class Quadratic(Experiment):
-    """Centres on a circle, and a common start above its middle: equally far from all, so one step size suits each group.
+    """Centres on a circle, and a common start above its middle: equally far from all, so one step size suits all.
 
     From high enough every pair agrees (point A of the paper's Figure 1), so that W has to be learned. Which way is up
     is drawn, perpendicular to the circle: some methods need several different starts. Members of a group have the

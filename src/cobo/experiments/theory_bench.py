@@ -4,6 +4,7 @@ Seeds run side by side in one federation, as copies of the clients under other n
 names alone, so each copy does what it would do by itself, and a hundred small models cost little more than one.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -216,7 +217,7 @@ class Plan:
 
     @property
     def curvatures(self) -> list[Quadratic]:
-        """From equal ones (M = 0) to some just inside M^2 < 1/5; each to be run for its T0 rounds."""
+        """From equal ones (M = 0) to some just inside M^2 < 1/5; each run for its T0 rounds, or the longest T."""
         low, others = min(self.experiment.curvatures), len(self.experiment.curvatures) - 1
         return [self.experiment.replace(curvatures=(low, *[low * a] * others)) for a in (1.0, 1.4, 2.6)]
 
@@ -224,12 +225,15 @@ class Plan:
     def rounds(self) -> int:
         """How many will be run."""
         main = len(SELECTIONS) * sum(max(lengths) for lengths in self.lengths.values())
-        return main + NOISE_FREE + self._short + sum(round(constants(e).T0) for e in self.curvatures)
+        return main + NOISE_FREE + self._short + sum(self._T0(e) for e in self.curvatures)
 
     @property
     def _short(self) -> int:
         """The runs that the cap makes too short for the bound, and a few more."""
         return min(64, series(self.doublings)[-1])
+
+    def _T0(self, experiment: Quadratic) -> int:
+        return min(math.ceil(constants(experiment).T0), series(self.doublings)[-1])
 
     def run(self, tick: Tick) -> dict[str, Any]:
         """All that theory.json says."""
@@ -278,7 +282,7 @@ class Plan:
 
     def _at_T0(self, experiment: Quadratic, tick: Tick) -> dict[str, Any]:
         k = constants(experiment)
-        T = round(k.T0)
+        T = self._T0(experiment)
         path = walk(experiment, "exact", k.eta(T), T, self.seeds, tick)
         return {"a": list(k.a), "M2": k.M**2, **_line(experiment, path, T)}
 
