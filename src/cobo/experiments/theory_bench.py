@@ -183,7 +183,7 @@ def _across(experiment: Quadratic, X: Tensor) -> tuple[float, float]:
 # The bench
 
 FIRST = 4  # the shortest run of a series
-NOISE_FREE = 200  # rounds, enough for distances to fall from 1 to rounding
+NOISE_FREE = 150  # rounds, enough for distances to fall from 1 to rounding
 
 
 def series(doublings: int) -> list[int]:
