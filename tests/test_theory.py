@@ -15,7 +15,7 @@ from cobo.errors import ConfigError
 from cobo.experiments import EXPERIMENTS, load_experiment
 from cobo.experiments.figure1 import situations
 from cobo.experiments.quadratic import Quadratic
-from cobo.experiments.theory import M, constants, printed_zeta2, zeta2
+from cobo.experiments.theory import Constants, M, constants, printed_zeta2, zeta2
 from cobo.experiments.theory_bench import SideBySide, conditions, quantities, right, selection, series, walk
 from cobo.federation import Federation
 from cobo.methods import CoBo
@@ -136,6 +136,41 @@ def test_gradient_bounds_hold_from_T0_on_and_the_corrected_consensus_bound_too(w
     assert measured[2] < printed.client
     assert all(value < bound for value, bound in zip(measured, corrected, strict=True))
     assert measured[0] > 5 * printed.consensus  # the noise that the paper's lemma leaves out
+
+
+def expected(k: Constants, T: int) -> list[float]:
+    """The three quantities in expectation, with right weights: E[(x_i - mu)(x_j - mu)] follows S <- A S A + noise."""
+    a, eta, ones = np.array(k.a), k.eta(T), np.ones((k.c, k.c))
+    A = np.eye(k.c) - eta * np.diag(a) - eta * k.rho * (k.c * np.eye(k.c) - ones)
+    S = k.distance2 * ones
+    sums = np.zeros(3)
+    for _ in range(T):
+        own = np.diag(S)
+        sums[1] += (((a[:, None] + a) / 2) ** 2 * (own[:, None] + own + 2 * S) / 4).mean()
+        sums[2] += (a**2 * own).mean()
+        S = A @ S @ A + eta**2 * k.sigma**2 * np.eye(k.c)
+        sums[0] += (np.diag(S)[:, None] + np.diag(S) - 2 * S).mean()
+    return list(sums / T)
+
+
+def test_the_corrected_bounds_hold_in_expectation_for_many_groups_and_the_printed_ones_do_not():
+    random = np.random.default_rng(0)
+    broken = 0
+    for _ in range(60):
+        a = random.uniform(1, 2.6, random.integers(2, 6)) * random.choice([0.01, 1, 100])
+        k = Constants(tuple(a), float(random.uniform(0.1, 50)), float(random.uniform(0.1, 5) * a.max()))
+        assert k.M**2 < 0.2
+        for T in (1, 7, 50, 400):
+            values = expected(k, T)
+            assert all(value <= bound for value, bound in zip(values, k.corrected(T), strict=True))
+            broken += values[0] > k.printed(T).consensus
+    assert broken > 200  # of 240
+
+
+def test_a_run_measures_what_is_expected(walked):
+    k = constants(preset(sigma=SIGMA))
+    distance = float(quantities(preset(sigma=SIGMA), walked.X)[0, 20:].mean())
+    assert distance == pytest.approx(expected(k, 202)[0], rel=0.15)
 
 
 def test_a_short_series_falls_at_least_with_the_root_of_T():

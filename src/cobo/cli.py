@@ -140,7 +140,7 @@ def theory(
     doublings: Annotated[int, typer.Option(min=1, help="T = 4, 8, ..., so often doubled.")] = 9,
     out: Annotated[Path, typer.Option(help="Folder for tables and figures.")] = Path("runs/theory"),
 ) -> None:
-    """The paper's theorem and Figure 1 on its example: what is measured beside what is claimed. About two minutes."""
+    """The paper's theorem and Figure 1 on its example: measured beside claimed. Two to three minutes."""
     if (out / "theory.json").exists():
         raise CheckpointError(f"{out} already holds a theory bench; choose another --out")
     experiment = load_experiment("quadratic", EXPERIMENTS)

@@ -13,7 +13,7 @@ from cobo.report import figures
 from cobo.report.summary import environment
 from cobo.training.checkpoint import write_atomic
 
-QUANTITIES = ("consensus", "gradient", "client")
+QUANTITIES = tuple(figures.PANELS)
 
 
 class Grid(NamedTuple):
