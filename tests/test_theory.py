@@ -167,6 +167,18 @@ def test_the_corrected_bounds_hold_in_expectation_for_many_groups_and_the_printe
     assert broken > 200  # of 240
 
 
+def test_in_expectation_from_T0_on_the_printed_gradient_bounds_hold_and_the_consensus_bound_never_does():
+    random = np.random.default_rng(1)
+    for _ in range(20):
+        a = random.uniform(1, 2.6, random.integers(2, 6))
+        k = Constants(tuple(a), float(random.uniform(1, 10)), float(random.uniform(2, 5) * a.max()))
+        T = math.ceil(k.T0 * random.uniform(1, 4))
+        consensus, gradient, client = np.array(expected(k, T)) / k.printed(T)
+        assert consensus > 1.5
+        assert gradient < 0.5
+        assert client < 0.5
+
+
 def test_a_run_measures_what_is_expected(walked):
     k = constants(preset(sigma=SIGMA))
     distance = float(quantities(preset(sigma=SIGMA), walked.X)[0, 20:].mean())
