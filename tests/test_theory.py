@@ -156,7 +156,7 @@ def expected(k: Constants, T: int) -> list[float]:
 def test_the_corrected_bounds_hold_in_expectation_for_many_groups_and_the_printed_ones_do_not():
     random = np.random.default_rng(0)
     broken = 0
-    for _ in range(60):
+    for _ in range(30):
         a = random.uniform(1, 2.6, random.integers(2, 6)) * random.choice([0.01, 1, 100])
         k = Constants(tuple(a), float(random.uniform(0.1, 50)), float(random.uniform(0.1, 5) * a.max()))
         assert k.M**2 < 0.2
@@ -164,7 +164,7 @@ def test_the_corrected_bounds_hold_in_expectation_for_many_groups_and_the_printe
             values = expected(k, T)
             assert all(value <= bound for value, bound in zip(values, k.corrected(T), strict=True))
             broken += values[0] > k.printed(T).consensus
-    assert broken > 200  # of 240
+    assert broken > 100  # of 120
 
 
 def test_in_expectation_from_T0_on_the_printed_gradient_bounds_hold_and_the_consensus_bound_never_does():
