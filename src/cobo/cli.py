@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Annotated
 
 import click
+import torch
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from cobo.compute.allocator import keep_freed_memory
@@ -17,12 +19,16 @@ from cobo.data import DATA
 from cobo.errors import CheckpointError, CoboError, ConfigError, DataError, RunError
 from cobo.experiments import EXPERIMENTS, Experiment, load_experiment
 from cobo.experiments import tune as search
+from cobo.experiments.figure1 import situations
+from cobo.experiments.quadratic import Quadratic
 from cobo.experiments.runner import compare as run_all
 from cobo.experiments.runner import run as run_one
+from cobo.experiments.theory_bench import Plan
 from cobo.experiments.tune import FIRST_SEED
 from cobo.methods import METHODS
 from cobo.report import summary
 from cobo.report import table as tables
+from cobo.report import theory as findings
 from cobo.report.board import Board
 from cobo.training.events import Listener, TensorBoard
 
@@ -126,6 +132,29 @@ def tune(
     console.print(table())
     told = f"use it with `cobo compare {experiment} --tuned {folder / 'tuned.toml'}`"
     console.print(told, markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command()
+def theory(
+    seeds: Annotated[int, typer.Option(min=1, help="How many, side by side.")] = 5,
+    doublings: Annotated[int, typer.Option(min=1, help="T = 4, 8, ..., so often doubled.")] = 9,
+    out: Annotated[Path, typer.Option(help="Folder for tables and figures.")] = Path("runs/theory"),
+) -> None:
+    """The paper's theorem and Figure 1 on its example: measured beside claimed. Two to three minutes."""
+    if (out / "theory.json").exists():
+        raise CheckpointError(f"{out} already holds a theory bench; choose another --out")
+    experiment = load_experiment("quadratic", EXPERIMENTS)
+    assert isinstance(experiment, Quadratic)
+    torch.set_num_threads(1)
+    plan = Plan(experiment, seeds, doublings)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("rounds", total=plan.rounds)
+        results = plan.run(lambda kind: bar.update(task, advance=1, description=kind))
+    findings.write(out, results, situations())
+    console = Console()
+    findings.show(console, results)
+    console.print(f"written to {out}", markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()

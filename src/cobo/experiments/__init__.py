@@ -2,7 +2,8 @@
 
 from cobo.experiments.experiment import Experiment, Parts, load_experiment, override
 from cobo.experiments.permuted import Digits, FashionMnist
+from cobo.experiments.quadratic import Quadratic
 
-EXPERIMENTS: dict[str, type[Experiment]] = {"digits": Digits, "fashion-mnist": FashionMnist}
+EXPERIMENTS: dict[str, type[Experiment]] = {"digits": Digits, "fashion-mnist": FashionMnist, "quadratic": Quadratic}
 
 __all__ = ["EXPERIMENTS", "Experiment", "Parts", "load_experiment", "override"]
