@@ -28,6 +28,9 @@ class Settings(BaseModel):
 def explain(settings: type[Settings], error: ValidationError) -> str:
     """The first validation error in one line: where, what was given, what is allowed."""
     first = error.errors()[0]
+    inside = first.get("ctx", {}).get("error")
+    if isinstance(inside, ConfigError):  # of settings within settings, which have said it already
+        return str(inside)
     field = ".".join(str(part) for part in first["loc"]) or settings.__name__
     if first["type"] == "extra_forbidden":
         allowed = ", ".join(settings.model_fields) or "nothing"

@@ -73,7 +73,7 @@ class Experiment(Training):
 
     def plain(self) -> dict[str, Any]:
         """The resolved settings as TOML can hold them: no seed, nothing unset."""
-        return {k: v for k, v in self.model_dump(mode="json").items() if v is not None and k != "seed"}
+        return {k: v for k, v in self.model_dump(mode="json", exclude_none=True).items() if k != "seed"}
 
 
 def load_experiment(

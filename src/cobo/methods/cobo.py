@@ -21,7 +21,7 @@ from cobo.collaboration.sampling import SCHEDULES, Constants, draw_pairs
 from cobo.collaboration.signal import SIGNALS, overlook_sampling
 from cobo.collaboration.solver import SOLVERS
 from cobo.errors import ConfigError
-from cobo.federation import Federation, Gradients
+from cobo.federation import Federation, Products
 from cobo.methods.base import Method, State, set_aside
 
 
@@ -105,13 +105,13 @@ class CoBo(Method):
         return {"weights": W, "evidence": W.clone(), "signals": torch.zeros_like(W)}
 
     def round(self, state: State, federation: Federation) -> list[str]:
-        pairs = self._pairs(state, federation)
+        pairs = self.draw(federation, state.round, state.rounds)
         whole = self.ask == "all"  # the theorem's selection: pair gradients are exact
         answer = federation.gradients(state.X, round=state.round, pairs=pairs, whole=whole, out=state.gradient)
         names = set_aside(state, federation, answer.finite)
         aside = ~answer.finite
         answer.rows[aside] = 0
-        self._select(state, federation, answer, aside)
+        self.select(state, federation, answer.products, aside)
         # Up: every model, and both gradients of a pair. Down: the sum of collaborators, and the midpoint to both.
         state.sent += 2 * len(federation) + 4 * len(pairs)
         with state.untouched(aside):
@@ -129,18 +129,17 @@ class CoBo(Method):
         W = state.tensors["weights"] * present * present[:, None]
         mixing.pull_together(state.X, W, state.lr * self.rho, pull=self.pull, step=self.mixing)
 
-    def _pairs(self, state: State, federation: Federation) -> NDArray[np.int64]:
-        """The pairs asked this round."""
+    def draw(self, federation: Federation, round: int, rounds: int) -> NDArray[np.int64]:
+        """The pairs asked in a round."""
         constants = Constants(self.rate, self.time_rate, self.switch)
-        p = SCHEDULES[self.sampling](state.round, state.rounds, len(federation), constants)
+        p = SCHEDULES[self.sampling](round, rounds, len(federation), constants)
         symmetric = self.pairs == "symmetric"
-        return draw_pairs(federation.keys("pair"), state.round, p, symmetric=symmetric, with_self=self.self_weight)
+        return draw_pairs(federation.keys("pair"), round, p, symmetric=symmetric, with_self=self.self_weight)
 
-    def _select(self, state: State, federation: Federation, answer: Gradients, aside: Tensor) -> None:
+    def select(self, state: State, federation: Federation, products: Products, aside: Tensor) -> None:
         """Client selection: W^{t+1} from the pairs asked at X^t. Pairs without a finite answer are left alone."""
         if self.domain == "simplex" and aside.any():
             return  # rows sum to one, so no pair could move without moving those of a client set aside
-        products = answer.products
         if self.correction and self.domain == "box":
             exact = federation.batch_size is None or self.ask == "all"
             batch = federation.samples if exact else torch.tensor(federation.batch_size)

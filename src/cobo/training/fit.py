@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from cobo import engines
 from cobo.compute.task import Loss, Objective, Task
 from cobo.errors import CheckpointError, ConfigError
 from cobo.federation import Client, Federation
@@ -37,7 +38,7 @@ def fit(
     """Train one personal model per client, and learn who should learn from whom.
 
     `training` takes rounds, lr, batch_size, momentum, weight_decay, optimizer, schedule, seed, evaluate_every,
-    buffers, executor, models_at_once and device, see `cobo.Training`. With `out`, the run is recorded in that
+    buffers, executor, models_at_once, device and clocks, see `cobo.Training`. With `out`, the run is recorded in that
     folder and can be resumed from its last checkpoint after any kind of end. `progress` shows a bar. `listeners` are
     functions that hear every event of the run (`cobo.training.events`).
 
@@ -71,6 +72,7 @@ def fit(
         device=settings.device,
     )
     method.check(federation, settings.lr)
+    engines.check(settings.clocks, federation, method, settings.optimizer)
     with ExitStack() as stack:
         heard = list(listeners)
         if folder is not None:

@@ -23,6 +23,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from cobo import draws
 from cobo.collaboration import graph
+from cobo.engines import Engine, make_engine
 from cobo.errors import CheckpointError, Interrupted, RunError
 from cobo.federation import Federation
 from cobo.methods import CoBo, Method, State
@@ -55,6 +56,7 @@ class Run:
         optimizer = training.make_optimizer(models)
         self._schedule: LRScheduler | None = training.make_schedule(optimizer)
         self.state = State(models, optimizer, training.rounds, tensors=method.start(federation))
+        self._engine: Engine = make_engine(training.clocks, federation, method, training.rates)
         self.history: list[dict[str, Any]] = []
         self.snapshots: list[tuple[int, NDArray[np.float32]]] = []
         self._seconds_before = 0.0
@@ -99,7 +101,7 @@ class Run:
 
     def _round(self) -> None:
         state = self.state
-        aside = self.method.round(state, self.federation)
+        aside = self._engine.round(state)
         if self._schedule is not None:
             self._schedule.step()
             self.method.check(self.federation, state.lr)
@@ -149,6 +151,7 @@ class Run:
         line["gradients"] = self.federation.computed
         line["comparisons"] = self.federation.compared
         line["bytes"] = state.sent * state.X.shape[1] * state.X.element_size()
+        line |= self._engine.report()
         for name in ("accuracy", "loss"):
             values = [m[name] for m in measured if name in m]
             if values:
@@ -194,6 +197,7 @@ class Run:
         tensors = {"models": state.X}
         tensors |= {f"method/{name}": t for name, t in state.tensors.items()}
         tensors |= {f"buffers/{name}": t for name, t in self.federation.buffers.items()}
+        tensors |= {f"engine/{name}": t for name, t in self._engine.tensors().items()}
         kept: dict[str, Tensor] = {}
         for name, value in state.optimizer.state.get(state.models, {}).items():
             if isinstance(value, Tensor):
@@ -201,6 +205,7 @@ class Run:
         facts = {
             "settings": self._settings(), "gradients": self.federation.computed, "sent": state.sent,
             "comparisons": self.federation.compared, "seconds": self._seconds(),
+            "aside": sorted(state.aside), "engine": self._engine.facts(),
         }  # fmt: skip
         checkpoint.write(self.folder / "checkpoint", state.round, checkpoint.Checkpoint(tensors | kept, facts))
         self._tell(event="checkpoint", round=state.round)
@@ -220,6 +225,8 @@ class Run:
         parts = dict(found.tensors)
         state.models.data = parts.pop("models").to(state.X)
         state.gradient = torch.empty_like(state.X)
+        engine = {name: parts.pop(name) for name in list(parts) if name.startswith("engine/")}
+        self._engine.restore(facts["engine"], {name.removeprefix("engine/"): t for name, t in engine.items()})
         for name, tensor in parts.items():
             room, _, leaf = name.partition("/")
             if room == "method":
@@ -231,7 +238,7 @@ class Run:
         state.round = facts["round"]
         self._replay_schedule(state.round)
         self.federation.computed, self.federation.compared = facts["gradients"], facts["comparisons"]
-        state.sent = facts["sent"]
+        state.sent, state.aside = facts["sent"], set(facts["aside"])
         self._seconds_before = facts["seconds"]
         self._keep_records(state.round)
         return True

@@ -1,5 +1,6 @@
 """How models are trained, whatever the method: rounds, batches, optimiser, schedule, cadence."""
 
+import warnings
 from collections.abc import Callable
 from typing import Literal
 
@@ -11,6 +12,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, R
 from cobo.compute.blueprint import BufferPolicy
 from cobo.compute.executor import Choice
 from cobo.config import Settings
+from cobo.engines import Clocks
 from cobo.errors import ConfigError
 
 # What a method may have for itself. All else (rounds, batches, ...) is the same for every method of an experiment, so
@@ -24,7 +26,8 @@ class Training(Settings):
     """Settings of a run that are the same for all methods.
 
     `evaluate_every` defaults to a hundredth of the rounds; a checkpoint is written at every evaluation. `momentum` is
-    that of SGD. With `batch_size = None` gradients are exact, over all of a client's samples.
+    that of SGD. With `batch_size = None` gradients are exact, over all of a client's samples. With `clocks`, time is
+    simulated, see `cobo.engines.Clocks`.
     """
 
     rounds: int = Field(default=1000, ge=1)
@@ -40,6 +43,7 @@ class Training(Settings):
     executor: Choice = "auto"
     models_at_once: int = Field(default=40, ge=1)
     device: str = "cpu"
+    clocks: Clocks | None = None
 
     @field_validator("device")
     @classmethod
@@ -60,6 +64,19 @@ class Training(Settings):
         if self.optimizer == "adamw":
             return torch.optim.AdamW([models], lr=self.lr, weight_decay=self.weight_decay)
         return torch.optim.SGD([models], lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+
+    def rates(self) -> list[dict[str, float]]:
+        """What the schedule makes of the learning rate and momentum in every round, found by walking through it."""
+        optimizer = self.make_optimizer(nn.Parameter(torch.zeros(1)))
+        schedule = self.make_schedule(optimizer)
+        found = []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch would have the optimiser step in between
+            for _ in range(self.rounds):
+                found.append({k: optimizer.param_groups[0][k] for k in ("lr", "momentum") if k in optimizer.defaults})
+                if schedule is not None:
+                    schedule.step()
+        return found
 
     def make_schedule(self, optimizer: torch.optim.Optimizer) -> LRScheduler | None:
         if callable(self.schedule):

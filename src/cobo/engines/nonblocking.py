@@ -1,0 +1,248 @@
+"""CoBo without waiting, in simulated time: every client steps at its own pace against the newest copies it has.
+
+One queue of completions. A block of work of client i is its own gradient and the pair gradients it owes. When it is done:
+
+    x_i  <-  x_i - eta rho sum_k w_ik (x_i - copy of x_k), then the optimiser's step;  its copy goes to the others
+
+The pairs are those of the run that waits: (i, j) of round t is drawn when the later of the two begins round t, and is
+asked at the midpoint of their newest copies. Each does its part in the block that it begins next, and W moves when
+both have. What happens at one instant reads before it writes, and W moves before models do; so clients of
+equal speed take the same steps as without clocks.
+
+Symbols: t_i the rounds that client i has done; V [n, d] the newest copies and their rounds; a round of the engine is n
+steps of clients, whoever takes them, so that rounds cost the same as ever.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cobo.collaboration import mixing
+from cobo.engines.clocks import Clocks, Indices, Times
+from cobo.federation import Federation, Products
+from cobo.methods import CoBo, State
+from cobo.methods.base import set_aside
+
+
+@dataclass
+class Question:
+    """A pair that was asked, and whose parts are still missing: clients that owe theirs, and that are at it."""
+
+    round: int
+    i: int
+    j: int
+    inner: float
+    norm_i: float
+    norm_j: float
+    owed: list[int]
+    begun: list[int]
+
+
+class Copy(NamedTuple):
+    """A model on its way to the others: there at `time`, made by so many rounds of its client."""
+
+    time: float
+    client: int
+    round: int
+    row: Tensor
+
+
+@dataclass
+class Seen:
+    """How old the copies were that pulled since the last evaluation, and how many were too old to."""
+
+    used: int = 0
+    total: int = 0
+    oldest: int = 0
+    left_out: int = 0
+
+    def report(self) -> dict[str, float | None]:
+        mean = self.total / self.used if self.used else None
+        return {"mean": mean, "max": self.oldest if self.used else None, "left_out": self.left_out}
+
+
+class NonBlocking:
+    """`rates` are the optimiser's settings (learning rate, momentum) in each of a client's rounds."""
+
+    def __init__(
+        self, federation: Federation, method: CoBo, clocks: Clocks, rates: Sequence[dict[str, float]]
+    ) -> None:
+        self._federation, self._method, self._clocks, self._rates = federation, method, clocks, rates
+        self._times = Times(clocks, federation.names, federation.seed)
+        for lr in {rate["lr"] for rate in rates}:
+            method.check(federation, lr)
+        n = len(federation)
+        self._time = 0.0
+        self._rounds = np.zeros(n, dtype=np.int64)  # t_i
+        self._blocks = np.zeros(n, dtype=np.int64)  # begun by each client
+        self._queue: list[tuple[float, int]] = []  # when a client's block is done
+        self._questions: list[Question] = []
+        self._V = method.rows(federation)
+        self._made = np.zeros(n, dtype=np.int64)  # the rounds of the copies in V
+        self._flying: deque[Copy] = deque()
+        self._seen = Seen()
+
+    def round(self, state: State) -> list[str]:
+        """Until all clients together have done n more steps."""
+        group = state.optimizer.param_groups[0]
+        before = dict(group)
+        enough = (state.round + 1) * len(self._federation)
+        if not self._queue:
+            self._begin(state, np.arange(len(self._federation)))
+        aside: list[str] = []
+        while self._rounds.sum() < enough:
+            aside += [name for name in self._instant(state) if name not in aside]
+        group.update(before)  # what is in it between rounds belongs to the loop's schedule
+        return aside
+
+    def _instant(self, state: State) -> list[str]:
+        """All that is done at the next point in time."""
+        self._time = self._queue[0][0]
+        done = []
+        while self._queue and self._queue[0][0] == self._time:
+            done.append(heapq.heappop(self._queue)[1])
+        while self._flying and self._flying[0].time <= self._time:
+            copy = self._flying.popleft()
+            self._V[copy.client], self._made[copy.client] = copy.row, copy.round
+        going = self._rounds[done] < state.rounds  # the others have only answered
+        who = np.array(done)[going]
+        t = self._rounds[who]
+        names: list[str] = []
+        if len(who):
+            X = state.X[torch.from_numpy(who).to(state.X.device)]
+            answer = self._federation.gradients(X, who.tolist(), t)
+            names = set_aside(state, self._federation, answer.finite, who)
+        self._answer(state, done)
+        if len(who):
+            sound = answer.finite.cpu().numpy()
+            for r in np.unique(t[sound]):
+                which = sound & (t == r)
+                self._step(state, who[which], int(r), answer.rows[torch.from_numpy(which).to(X.device)])
+            self._publish(state, who[sound])
+            state.sent += 2 * len(who)  # its model up, the sum of copies down
+            self._rounds[who] += 1
+        self._begin(state, who[self._rounds[who] < state.rounds])
+        return names
+
+    def _answer(self, state: State, done: list[int]) -> None:
+        """The parts of these clients are there; W moves by what is complete, an earlier round's pairs first."""
+        complete = []
+        for question in self._questions:
+            question.begun = [c for c in question.begun if c not in done]
+            if not question.begun and not question.owed:
+                complete.append(question)
+        if not complete:
+            return
+        self._questions = [q for q in self._questions if q.begun or q.owed]
+        aside = torch.zeros(len(self._federation), dtype=torch.bool)
+        aside[list(state.aside)] = True
+        for r in sorted({q.round for q in complete}):
+            answers = [q for q in complete if q.round == r]
+            pairs = torch.tensor([[q.i, q.j] for q in answers])
+            values = torch.tensor([[q.inner, q.norm_i, q.norm_j] for q in answers]).to(state.X).unbind(1)
+            self._method.select(state, self._federation, Products(pairs, *values), aside)
+
+    def _step(self, state: State, who: Indices, round: int, G: Tensor) -> None:
+        """The pull toward the copies at hand, then the optimiser's step: rows `who`, all in the same round."""
+        state.optimizer.param_groups[0].update(self._rates[round])
+        rows = torch.from_numpy(who).to(state.X.device)
+        W = self._pulling(state, who, round)
+        strength = state.lr * self._method.rho
+        state.X[rows] = mixing.pulled_toward(state.X[rows], self._V, W, strength, pull=self._method.pull)
+        state.descend_some(rows, G)
+
+    def _pulling(self, state: State, who: Indices, round: int) -> Tensor:
+        """W [m, n] of these clients: nobody pulls itself, nor who is set aside, nor a copy that is too old."""
+        W = state.tensors["weights"][who]
+        W[torch.arange(len(who)), torch.from_numpy(who)] = 0
+        W[:, list(state.aside)] = 0
+        age = np.maximum(0, round - self._made)
+        old = torch.zeros(len(age), dtype=torch.bool)
+        if self._clocks.staleness is not None:
+            old = torch.from_numpy(age > self._clocks.staleness)
+            self._seen.left_out += int((W[:, old] > 0).sum())
+            W[:, old] = 0
+        used = (W > 0).sum(0).numpy()
+        self._seen.used += int(used.sum())
+        self._seen.total += int((used * age).sum())
+        self._seen.oldest = max(self._seen.oldest, int(age[used > 0].max(initial=0)))
+        return W
+
+    def _publish(self, state: State, who: Indices) -> None:
+        for c in who.tolist():
+            made = int(self._rounds[c]) + 1
+            if self._clocks.delay:
+                self._flying.append(Copy(self._time + self._clocks.delay, c, made, state.X[c].clone()))
+            else:
+                self._V[c], self._made[c] = state.X[c], made
+
+    def _begin(self, state: State, who: Indices) -> None:
+        """These clients begin their next round; who has done all of its own begins a block if it owes answers."""
+        self._ask(state, who)
+        idle = sorted(set(range(len(self._federation))) - {c for _, c in self._queue})
+        for c in idle:
+            gradients = int(self._rounds[c] < state.rounds)
+            for question in self._questions:
+                parts = question.owed.count(c)
+                question.owed = [k for k in question.owed if k != c]
+                question.begun += [c] * parts
+                gradients += parts
+            if gradients:
+                took = float(self._times.of(np.array([c]), self._blocks[[c]])[0])
+                cost = gradients if self._clocks.count == "gradients" else 1
+                heapq.heappush(self._queue, (self._time + took * cost, c))
+                self._blocks[c] += 1
+
+    def _ask(self, state: State, who: Indices) -> None:
+        """The pairs of which the later client begins the round now."""
+        pairs, rounds = [], []
+        for r in np.unique(self._rounds[who]):
+            drawn = self._method.draw(self._federation, int(r), state.rounds)
+            now = np.isin(drawn, who[self._rounds[who] == r]).any(1) & (self._rounds[drawn] >= r).all(1)
+            pairs.append(drawn[now])
+            rounds += [int(r)] * int(now.sum())
+        if not rounds:
+            return
+        asked = np.concatenate(pairs)
+        whole = self._method.ask == "all"
+        products = self._federation.products(self._V, asked, np.array(rounds), whole=whole)
+        state.sent += 4 * len(asked)  # the midpoint to both, and both gradients
+        values = zip(products.inner.tolist(), products.norm_i.tolist(), products.norm_j.tolist(), strict=True)
+        for r, (i, j), v in zip(rounds, asked.tolist(), values, strict=True):
+            self._questions.append(Question(r, i, j, *v, owed=[i, j], begun=[]))
+
+    def report(self) -> dict[str, Any]:
+        seen, self._seen = self._seen, Seen()
+        return {"time": self._time, "staleness": seen.report()}
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "time": self._time,
+            "rounds": self._rounds.tolist(),
+            "blocks": self._blocks.tolist(),
+            "queue": self._queue,
+            "questions": [asdict(question) for question in self._questions],
+            "made": self._made.tolist(),
+            "flying": [copy[:3] for copy in self._flying],
+            "seen": asdict(self._seen),
+        }
+
+    def tensors(self) -> dict[str, Tensor]:
+        flying = [copy.row for copy in self._flying]
+        return {"copies": self._V, "flying": torch.stack(flying) if flying else self._V[:0]}
+
+    def restore(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        self._time = facts["time"]
+        self._rounds, self._blocks, self._made = (np.array(facts[k]) for k in ("rounds", "blocks", "made"))
+        self._queue = [(time, client) for time, client in facts["queue"]]
+        self._questions = [Question(**question) for question in facts["questions"]]
+        self._V = tensors["copies"].to(self._V)
+        rows = tensors["flying"].to(self._V)
+        self._flying = deque(Copy(*copy, row) for copy, row in zip(facts["flying"], rows, strict=True))
+        self._seen = Seen(**facts["seen"])
