@@ -42,4 +42,4 @@ def make_engine(
     return NonBlocking(federation, method, clocks, rates())
 
 
-__all__ = ["Clocks", "Engine", "check", "make_engine"]
+__all__ = ["Clocks", "Engine", "NonBlocking", "Waiting", "check", "make_engine"]

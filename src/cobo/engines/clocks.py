@@ -46,6 +46,7 @@ class Clocks(Settings):
     count: Literal["rounds", "gradients"] = "rounds"
     blocking: bool = True
     staleness: int | None = Field(default=None, ge=0)
+    catch_up: bool = True
 
     @field_validator("trace", mode="before")
     @classmethod
@@ -80,7 +81,7 @@ class Times:
         """The time of the k-th round of each of these clients."""
         times = np.array([self._rows[c][t % len(self._rows[c])] for c, t in zip(clients, k, strict=True)])
         if self._jitter:
-            times = times * np.exp(self._jitter * _normal(draws.combine(self._keys[clients], k.astype(np.uint64))))
+            times = times * np.exp(self._jitter * _normal(draws.combine(self._keys[clients], k)))
         return times
 
 

@@ -1,6 +1,6 @@
 """CoBo without waiting, in simulated time: every client steps at its own pace against the newest copies it has.
 
-One queue of completions. A block of work of client i is its own gradient and the pair gradients it owes. When it is done:
+One queue of completions. A client's block of work is its own gradient and the pair gradients it owes. When i's is done:
 
     x_i  <-  x_i - eta rho sum_k w_ik (x_i - copy of x_k), then the optimiser's step;  its copy goes to the others
 
@@ -40,6 +40,7 @@ class Question:
     inner: float
     norm_i: float
     norm_j: float
+    stands_for: int
     owed: list[int]
     begun: list[int]
 
@@ -70,9 +71,7 @@ class Seen:
 class NonBlocking:
     """`rates` are the optimiser's settings (learning rate, momentum) in each of a client's rounds."""
 
-    def __init__(
-        self, federation: Federation, method: CoBo, clocks: Clocks, rates: Sequence[dict[str, float]]
-    ) -> None:
+    def __init__(self, federation: Federation, method: CoBo, clocks: Clocks, rates: Sequence[dict[str, float]]) -> None:
         self._federation, self._method, self._clocks, self._rates = federation, method, clocks, rates
         self._times = Times(clocks, federation.names, federation.seed)
         for lr in {rate["lr"] for rate in rates}:
@@ -86,6 +85,9 @@ class NonBlocking:
         self._V = method.rows(federation)
         self._made = np.zeros(n, dtype=np.int64)  # the rounds of the copies in V
         self._flying: deque[Copy] = deque()
+        self._G = torch.empty_like(self._V)  # gradients of blocks that are not done yet, where they are `known`
+        self._known, self._finite = np.zeros(n, dtype=bool), np.zeros(n, dtype=bool)
+        self._heard = np.full((n, n), -1)  # the round of the faster of two when their pair could last be asked
         self._seen = Seen()
 
     def round(self, state: State) -> list[str]:
@@ -112,23 +114,34 @@ class NonBlocking:
             self._V[copy.client], self._made[copy.client] = copy.row, copy.round
         going = self._rounds[done] < state.rounds  # the others have only answered
         who = np.array(done)[going]
-        t = self._rounds[who]
-        names: list[str] = []
-        if len(who):
-            X = state.X[torch.from_numpy(who).to(state.X.device)]
-            answer = self._federation.gradients(X, who.tolist(), t)
-            names = set_aside(state, self._federation, answer.finite, who)
+        self._compute(state, who)
+        names = set_aside(state, self._federation, torch.from_numpy(self._finite[who]), who)
         self._answer(state, done)
-        if len(who):
-            sound = answer.finite.cpu().numpy()
-            for r in np.unique(t[sound]):
-                which = sound & (t == r)
-                self._step(state, who[which], int(r), answer.rows[torch.from_numpy(which).to(X.device)])
-            self._publish(state, who[sound])
-            state.sent += 2 * len(who)  # its model up, the sum of copies down
-            self._rounds[who] += 1
+        sound = who[self._finite[who]]
+        for r in np.unique(self._rounds[sound]):
+            self._step(state, sound[self._rounds[sound] == r], int(r))
+        self._publish(state, sound)
+        state.sent += 2 * len(who)  # a model up, the sum of copies down
+        self._rounds[who] += 1
+        self._known[who] = False
         self._begin(state, who[self._rounds[who] < state.rounds])
         return names
+
+    def _compute(self, state: State, who: Indices) -> None:
+        """The gradients of these clients' blocks.
+
+        A model does not move while its client is busy, so what others are computing is computed along: one call
+        for many. Not so if there are running statistics, which would be ahead of the models.
+        """
+        if self._known[who].all():
+            return
+        busy = [c for _, c in self._queue if self._rounds[c] < state.rounds and not self._known[c]]
+        if not self._federation.buffers:
+            who = np.concatenate([who[~self._known[who]], np.array(busy, dtype=np.int64)])
+        rows = torch.from_numpy(who).to(state.X.device)
+        answer = self._federation.gradients(state.X[rows], who.tolist(), self._rounds[who])
+        self._G[rows] = answer.rows
+        self._known[who], self._finite[who] = True, answer.finite.cpu().numpy()
 
     def _answer(self, state: State, done: list[int]) -> None:
         """The parts of these clients are there; W moves by what is complete, an earlier round's pairs first."""
@@ -145,17 +158,18 @@ class NonBlocking:
         for r in sorted({q.round for q in complete}):
             answers = [q for q in complete if q.round == r]
             pairs = torch.tensor([[q.i, q.j] for q in answers])
-            values = torch.tensor([[q.inner, q.norm_i, q.norm_j] for q in answers]).to(state.X).unbind(1)
-            self._method.select(state, self._federation, Products(pairs, *values), aside)
+            values = state.X.new_tensor([[q.inner, q.norm_i, q.norm_j] for q in answers]).unbind(1)
+            stands_for = torch.tensor([q.stands_for for q in answers])
+            self._method.select(state, self._federation, Products(pairs, *values), aside, stands_for)
 
-    def _step(self, state: State, who: Indices, round: int, G: Tensor) -> None:
+    def _step(self, state: State, who: Indices, round: int) -> None:
         """The pull toward the copies at hand, then the optimiser's step: rows `who`, all in the same round."""
         state.optimizer.param_groups[0].update(self._rates[round])
         rows = torch.from_numpy(who).to(state.X.device)
         W = self._pulling(state, who, round)
         strength = state.lr * self._method.rho
         state.X[rows] = mixing.pulled_toward(state.X[rows], self._V, W, strength, pull=self._method.pull)
-        state.descend_some(rows, G)
+        state.descend_some(rows, self._G[rows])
 
     def _pulling(self, state: State, who: Indices, round: int) -> Tensor:
         """W [m, n] of these clients: nobody pulls itself, nor who is set aside, nor a copy that is too old."""
@@ -202,6 +216,12 @@ class NonBlocking:
     def _ask(self, state: State, who: Indices) -> None:
         """The pairs of which the later client begins the round now."""
         pairs, rounds = [], []
+        t = self._rounds
+        faster, slower = np.maximum(t[:, None], t), np.minimum(t[:, None], t)
+        begins = np.isin(np.arange(len(t)), who)
+        considered = (begins[:, None] & (t[:, None] == slower)) | (begins & (t == slower))
+        stands = np.maximum(1, faster - self._heard)
+        self._heard = np.where(considered, faster, self._heard)
         for r in np.unique(self._rounds[who]):
             drawn = self._method.draw(self._federation, int(r), state.rounds)
             now = np.isin(drawn, who[self._rounds[who] == r]).any(1) & (self._rounds[drawn] >= r).all(1)
@@ -215,7 +235,8 @@ class NonBlocking:
         state.sent += 4 * len(asked)  # the midpoint to both, and both gradients
         values = zip(products.inner.tolist(), products.norm_i.tolist(), products.norm_j.tolist(), strict=True)
         for r, (i, j), v in zip(rounds, asked.tolist(), values, strict=True):
-            self._questions.append(Question(r, i, j, *v, owed=[i, j], begun=[]))
+            stands_for = int(stands[i, j]) if self._clocks.catch_up else 1
+            self._questions.append(Question(r, i, j, *v, stands_for, owed=[i, j], begun=[]))
 
     def report(self) -> dict[str, Any]:
         seen, self._seen = self._seen, Seen()
@@ -229,20 +250,34 @@ class NonBlocking:
             "queue": self._queue,
             "questions": [asdict(question) for question in self._questions],
             "made": self._made.tolist(),
+            "heard": self._heard.tolist(),
             "flying": [copy[:3] for copy in self._flying],
+            "known": self._known.tolist(),
+            "finite": self._finite.tolist(),
             "seen": asdict(self._seen),
         }
 
     def tensors(self) -> dict[str, Tensor]:
         flying = [copy.row for copy in self._flying]
-        return {"copies": self._V, "flying": torch.stack(flying) if flying else self._V[:0]}
+        known = torch.from_numpy(self._known).to(self._G.device)
+        return {
+            "copies": self._V,
+            "flying": torch.stack(flying) if flying else self._V[:0],
+            "gradients": self._G[known],
+        }
 
     def restore(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         self._time = facts["time"]
-        self._rounds, self._blocks, self._made = (np.array(facts[k]) for k in ("rounds", "blocks", "made"))
+        self._rounds, self._blocks, self._made, self._heard = (
+            np.array(facts[k]) for k in ("rounds", "blocks", "made", "heard")
+        )
         self._queue = [(time, client) for time, client in facts["queue"]]
         self._questions = [Question(**question) for question in facts["questions"]]
         self._V = tensors["copies"].to(self._V)
         rows = tensors["flying"].to(self._V)
-        self._flying = deque(Copy(*copy, row) for copy, row in zip(facts["flying"], rows, strict=True))
+        self._flying = deque(
+            Copy(time, client, round, row) for (time, client, round), row in zip(facts["flying"], rows, strict=True)
+        )
+        self._known, self._finite = np.array(facts["known"]), np.array(facts["finite"])
+        self._G[torch.from_numpy(self._known).to(self._G.device)] = tensors["gradients"].to(self._G)
         self._seen = Seen(**facts["seen"])

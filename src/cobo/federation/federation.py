@@ -126,10 +126,10 @@ class Federation:
     ) -> Gradients:
         """Gradients of clients[k]'s loss at models[k], and products for `pairs` [p, 2] of positions in `models`.
 
-        The batch of a client follows from its name, the round (one for all, or one for each row) and `step`; that of a pair gradient also from the
-        peer's name, or it is taken over all samples, if `whole`. With `track`, running statistics move as the policy
-        says, and are shared (if they are) after the `last` step of a round; pair gradients never move them.
-        `out` [m, d] receives the rows, if given.
+        The batch of a client follows from its name, the round (one for all, or one for each row) and `step`; that of a
+        pair gradient also from the peer's name, or it is taken over all samples, if `whole`. With `track`, running
+        statistics move as the policy says, and are shared (if they are) after the `last` step of a round; pair
+        gradients never move them. `out` [m, d] receives the rows, if given.
         """
         who = np.arange(len(self)) if clients is None else np.asarray(clients, dtype=np.int64)
         pairs = np.empty((0, 2), dtype=np.int64) if pairs is None else pairs

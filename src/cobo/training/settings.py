@@ -69,7 +69,7 @@ class Training(Settings):
         """What the schedule makes of the learning rate and momentum in every round, found by walking through it."""
         optimizer = self.make_optimizer(nn.Parameter(torch.zeros(1)))
         schedule = self.make_schedule(optimizer)
-        found = []
+        found: list[dict[str, float]] = []
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch would have the optimiser step in between
             for _ in range(self.rounds):
