@@ -29,7 +29,8 @@ class Clocks(Settings):
 
     `count` says what takes that time: a client's whole round, whatever is computed in it (its gradients are one
     batch), or each of its gradients. With `blocking = False` CoBo does not wait for anyone (`NonBlocking`);
-    then copies of peers that are more than `staleness` rounds old do not pull.
+    then copies of peers that are more than `staleness` rounds old do not pull. Pairs with a slow client are asked
+    more rarely than the fast one steps; with `catch_up` an answer counts for all rounds gone by, and not for one.
 
     >>> Clocks(times="straggler", stragglers=["north"]).factor
     10.0

@@ -6,8 +6,11 @@ One queue of completions. A client's block of work is its own gradient and the p
 
 The pairs are those of the run that waits: (i, j) of round t is drawn when the later of the two begins round t, and is
 asked at the midpoint of their newest copies. Each does its part in the block that it begins next, and W moves when
-both have. What happens at one instant reads before it writes, and W moves before models do; so clients of
-equal speed take the same steps as without clocks.
+both have. A pair with a slow client is asked rarely while the fast one goes on; so that W does not lag behind its
+models, an answer counts for all rounds that the faster of the two has begun since (`catch_up`).
+
+What happens at one instant reads before it writes, and W moves before models do; so clients of equal speed take the
+same steps as without clocks.
 
 Symbols: t_i the rounds that client i has done; V [n, d] the newest copies and their rounds; a round of the engine is n
 steps of clients, whoever takes them, so that rounds cost the same as ever.
@@ -32,15 +35,13 @@ from cobo.methods.base import set_aside
 
 @dataclass
 class Question:
-    """A pair that was asked, and whose parts are still missing: clients that owe theirs, and that are at it."""
+    """A pair that was asked, and the clients that still owe their part or are at it; it counts as `worth` rounds."""
 
     round: int
     i: int
     j: int
-    inner: float
-    norm_i: float
-    norm_j: float
-    stands_for: int
+    values: list[float]  # the gradients' inner product and norms
+    worth: int
     owed: list[int]
     begun: list[int]
 
@@ -158,9 +159,9 @@ class NonBlocking:
         for r in sorted({q.round for q in complete}):
             answers = [q for q in complete if q.round == r]
             pairs = torch.tensor([[q.i, q.j] for q in answers])
-            values = state.X.new_tensor([[q.inner, q.norm_i, q.norm_j] for q in answers]).unbind(1)
-            stands_for = torch.tensor([q.stands_for for q in answers])
-            self._method.select(state, self._federation, Products(pairs, *values), aside, stands_for)
+            values = state.X.new_tensor([q.values for q in answers]).unbind(1)
+            worth = torch.tensor([q.worth for q in answers])
+            self._method.select(state, self._federation, Products(pairs, *values), aside, worth)
 
     def _step(self, state: State, who: Indices, round: int) -> None:
         """The pull toward the copies at hand, then the optimiser's step: rows `who`, all in the same round."""
@@ -214,29 +215,26 @@ class NonBlocking:
                 self._blocks[c] += 1
 
     def _ask(self, state: State, who: Indices) -> None:
-        """The pairs of which the later client begins the round now."""
-        pairs, rounds = [], []
+        """The pairs of which the later client begins its round now."""
         t = self._rounds
-        faster, slower = np.maximum(t[:, None], t), np.minimum(t[:, None], t)
-        begins = np.isin(np.arange(len(t)), who)
-        considered = (begins[:, None] & (t[:, None] == slower)) | (begins & (t == slower))
-        stands = np.maximum(1, faster - self._heard)
-        self._heard = np.where(considered, faster, self._heard)
-        for r in np.unique(self._rounds[who]):
-            drawn = self._method.draw(self._federation, int(r), state.rounds)
-            now = np.isin(drawn, who[self._rounds[who] == r]).any(1) & (self._rounds[drawn] >= r).all(1)
-            pairs.append(drawn[now])
-            rounds += [int(r)] * int(now.sum())
-        if not rounds:
+        begins, behind = np.isin(np.arange(len(t)), who), t[:, None] <= t
+        now = (begins[:, None] & behind) | (begins & behind.T)
+        ahead = np.maximum(t[:, None], t)
+        worth = np.maximum(1, ahead - self._heard) if self._clocks.catch_up else np.ones_like(ahead)
+        self._heard = np.where(now, ahead, self._heard)
+        drawn = []
+        for r in np.unique(t[who]):
+            i, j = self._method.draw(self._federation, int(r), state.rounds).T
+            which = now[i, j] & (np.minimum(t[i], t[j]) == r)
+            drawn += [(int(r), *pair) for pair in np.stack([i[which], j[which]], axis=1).tolist()]
+        if not drawn:
             return
-        asked = np.concatenate(pairs)
-        whole = self._method.ask == "all"
-        products = self._federation.products(self._V, asked, np.array(rounds), whole=whole)
-        state.sent += 4 * len(asked)  # the midpoint to both, and both gradients
-        values = zip(products.inner.tolist(), products.norm_i.tolist(), products.norm_j.tolist(), strict=True)
-        for r, (i, j), v in zip(rounds, asked.tolist(), values, strict=True):
-            stands_for = int(stands[i, j]) if self._clocks.catch_up else 1
-            self._questions.append(Question(r, i, j, *v, stands_for, owed=[i, j], begun=[]))
+        rounds, pairs = np.array(drawn)[:, 0], np.array(drawn)[:, 1:]
+        products = self._federation.products(self._V, pairs, rounds, whole=self._method.ask == "all")
+        state.sent += 4 * len(pairs)  # the midpoint to both, and both gradients
+        values = torch.stack([products.inner, products.norm_i, products.norm_j], dim=1).tolist()
+        for (r, i, j), v in zip(drawn, values, strict=True):
+            self._questions.append(Question(r, i, j, v, worth=int(worth[i, j]), owed=[i, j], begun=[]))
 
     def report(self) -> dict[str, Any]:
         seen, self._seen = self._seen, Seen()

@@ -137,11 +137,11 @@ class CoBo(Method):
         return draw_pairs(federation.keys("pair"), round, p, symmetric=symmetric, with_self=self.self_weight)
 
     def select(
-        self, state: State, federation: Federation, products: Products, aside: Tensor, stands_for: Tensor | None = None
+        self, state: State, federation: Federation, products: Products, aside: Tensor, worth: Tensor | None = None
     ) -> None:
         """Client selection: W^{t+1} from the pairs asked at X^t. Pairs without a finite answer are left alone.
 
-        `stands_for` [p] says for how many rounds an answer counts, if not for one.
+        `worth` [p] says for how many rounds an answer counts, if not for one.
         """
         if self.domain == "simplex" and aside.any():
             return  # rows sum to one, so no pair could move without moving those of a client set aside
@@ -153,13 +153,13 @@ class CoBo(Method):
         signal = SIGNALS[self.signal](products, self.clip).float().cpu()
         i, j = products.pairs.unbind(1)
         good = torch.isfinite(signal) & ~aside.cpu()[i] & ~aside.cpu()[j]
-        rounds = torch.ones_like(signal) if stands_for is None else stands_for.to(signal)
-        i, j, signal, rounds = i[good], j[good], signal[good], rounds[good]
+        worth = torch.ones_like(signal) if worth is None else worth.to(signal)
+        i, j, signal, worth = i[good], j[good], signal[good], worth[good]
         S = state.tensors["signals"]  # what each pair said last: Frank-Wolfe compares all of a row
         asked = torch.zeros_like(S)
-        S[i, j], asked[i, j] = signal, rounds
+        S[i, j], asked[i, j] = signal, worth
         if self.pairs == "symmetric":
-            S[j, i], asked[j, i] = signal, rounds
+            S[j, i], asked[j, i] = signal, worth
         Y = SOLVERS[self.solver](state.tensors["evidence"], S, asked, self._domain, self.gamma, self.slack)
         state.tensors["evidence"] = Y
         state.tensors["weights"] = self._domain.project(Y)
