@@ -206,7 +206,7 @@ class PlainFC(Plain):
 
 
 def nonblocking(
-    mus, times, asked, *, start, rounds, lrs, rho, gamma, delay=0, staleness=None, each=False, catch_up=True
+    mus, times, asked, *, start, rounds, lrs, rho, gamma, delay=0, staleness=None, each=False, catch_up=True, once=True
 ):
     """CoBo that does not wait, for f_i = (x - mu_i)^2 / 2 and one number per model; the clock ticks in whole seconds.
 
@@ -216,7 +216,7 @@ def nonblocking(
     clients = range(len(mus))
     x, t, W = [start for _ in clients], [0 for _ in clients], [[1.0 for _ in clients] for _ in clients]
     published = [[(-math.inf, 0, start)] for _ in clients]
-    until, blocks, questions, last = [0 for _ in clients], [0 for _ in clients], [], {}
+    until, blocks, questions, last, pulled = [0 for _ in clients], [0 for _ in clients], [], {}, set()
 
     def newest(k, now):
         return [(made, copy) for at, made, copy in published[k] if at + delay <= now][-1]
@@ -240,6 +240,9 @@ def nonblocking(
                 made, copy = newest(k, now)
                 age = max(0, t[i] - made)
                 used = staleness is None or age <= staleness
+                if once and age > 0 and (i, k, made) in pulled:
+                    used = False
+                pulled.add((i, k, made))
                 if k != i and W[i][k] > 0:
                     looked.append((age, used))
                     direction += used * rho * W[i][k] * (x[i] - copy)
@@ -253,7 +256,7 @@ def nonblocking(
                 r = min(t[i], t[j])
                 if i == j or not any(k in begins and t[k] == r for k in (i, j)):
                     continue
-                worth = max(1, max(t[i], t[j]) - last.get((i, j), -1))
+                worth = min(max(1, max(t[i], t[j]) - last.get((i, j), -1)), max(1, 1 / gamma))
                 last[i, j] = max(t[i], t[j])
                 if asked(i, j, r):
                     z = (newest(i, now)[1] + newest(j, now)[1]) / 2

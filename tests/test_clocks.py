@@ -163,13 +163,32 @@ def advance(engine, state):
 def test_two_clients_of_speed_1_and_3_by_hand():
     clients = [point_client("fast", [1.0]), point_client("slow", [-1.0])]
     method = cobo.CoBo(rho=0.5, gamma=0.0, pull="mean")
-    state, engine = prepared(method, clients, {"times": "straggler", "stragglers": ["slow"], "factor": 3}, rounds=20)
+    clocks = {"times": "straggler", "stragglers": ["slow"], "factor": 3, "copies": "always"}
+    state, engine = prepared(method, clients, clocks, rounds=20)
     # 1 s: 5 - 0.1 * 4. 2 s: 4.6 + 0.05 * (5 - 4.6) - 0.1 * 3.6. Two steps are a round of the engine.
     assert advance(engine, state) == {"time": 2, "staleness": {"mean": 0.5, "max": 1, "left_out": 0}}
     assert state.X[:, 0].tolist() == pytest.approx([4.26, 5.0])
     # 3 s, both: fast 4.26 + 0.05 * (5 - 4.26) - 0.1 * 3.26; slow 5 + 0.05 * (4.26 - 5) - 0.1 * 6, on the copy of 2 s.
     assert advance(engine, state) == {"time": 3, "staleness": {"mean": 1.0, "max": 2, "left_out": 0}}
     assert state.X[:, 0].tolist() == pytest.approx([3.971, 4.363])
+
+
+def test_a_copy_that_is_behind_pulls_once_and_one_that_is_not_always():
+    clients = [point_client("fast", [1.0]), point_client("slow", [-1.0])]
+    clocks = {"times": "straggler", "stragglers": ["slow"], "factor": 3}
+    state, engine = prepared(cobo.CoBo(rho=0.5, gamma=0.0), clients, clocks, rounds=4)
+    advance(engine, state)  # 2 s: 4.6 - 0.1 * 3.6, without a pull: slow's first copy has been used at 1 s
+    assert state.X[:, 0].tolist() == pytest.approx([4.24, 5.0])
+    assert advance(engine, state)["staleness"] == {"mean": 0.0, "max": 0, "left_out": 1}
+    assert state.X[:, 0].tolist() == pytest.approx([4.24 - 0.324, 5 + 0.05 * (4.24 - 5) - 0.6])
+    fast, slow = state.X[:, 0].tolist()
+    # 4 s: the copy of 3 s is new to fast, which now has done all. From 6 s on slow is alone, and always pulled.
+    fast = fast + 0.05 * (slow - fast) - 0.1 * (fast - 1)
+    for _ in range(3):
+        slow = slow + 0.05 * (fast - slow) - 0.1 * (slow + 1)
+    advance(engine, state)
+    advance(engine, state)
+    assert state.X[:, 0].tolist() == pytest.approx([fast, slow])
 
 
 CASES = {
@@ -181,6 +200,8 @@ CASES = {
     "gradients": {"count": "gradients"},
     "gradients and delay": {"count": "gradients", "delay": 1},
     "no catching up": {"catch_up": False},
+    "copies for always": {"copies": "always"},
+    "bound and copies for always": {"copies": "always", "staleness": 2, "delay": 1},
 }
 
 
@@ -191,7 +212,7 @@ def test_the_engine_does_what_the_slow_plain_simulation_does(tmp_path, sampling,
     clients = [point_client(name, [mu]) for name, mu in zip("abc", mus, strict=True)]
     rows = "".join(f"{c},{s}\n" for c, row in zip("abc", speeds, strict=True) for s in row)
     clocks = {**trace(tmp_path / "times.csv", "client,seconds\n" + rows), **changes}
-    method = cobo.CoBo.paper(rho=0.4, gamma=0.1, sampling=sampling)
+    method = cobo.CoBo.paper(rho=0.4, gamma=0.25, sampling=sampling)
     state, engine = prepared(method, clients, clocks, rounds=rounds, lrs=lrs, start=0.3)
     keys = [draws.key(0, "pair", name) for name in "abc"]
 
@@ -200,8 +221,8 @@ def test_the_engine_does_what_the_slow_plain_simulation_does(tmp_path, sampling,
 
     settings = {k: changes[k] for k in ("delay", "staleness", "catch_up") if k in changes}
     told = plain.nonblocking(
-        mus, speeds, asked, start=0.3, rounds=rounds, lrs=lrs, rho=0.4, gamma=0.1,
-        each=changes.get("count") == "gradients", **settings,
+        mus, speeds, asked, start=0.3, rounds=rounds, lrs=lrs, rho=0.4, gamma=0.25,
+        each=changes.get("count") == "gradients", once=changes.get("copies") != "always", **settings,
     )  # fmt: skip
     looked, compared, moved = [], 0, 0
     for now, steps, x, W, seen in told:

@@ -28,9 +28,11 @@ class Clocks(Settings):
     is the standard deviation of a log-normal noise of every single round. A model takes `delay` to another client.
 
     `count` says what takes that time: a client's whole round, whatever is computed in it (its gradients are one
-    batch), or each of its gradients. With `blocking = False` CoBo does not wait for anyone (`NonBlocking`);
-    then copies of peers that are more than `staleness` rounds old do not pull. Pairs with a slow client are asked
-    more rarely than the fast one steps; with `catch_up` an answer counts for all rounds gone by, and not for one.
+    batch), or each of its gradients. With `blocking = False` CoBo does not wait for anyone (`NonBlocking`), and:
+    copies of peers that are more than `staleness` rounds behind do not pull; a copy that is behind at all pulls
+    "once" or, until the next one comes, "always" (`copies`); and as pairs with a slow client are asked more rarely
+    than the fast one steps, with `catch_up` an answer counts for all rounds gone by and not for one. (Defaults: what
+    served best with a straggler on digits and Fashion-MNIST, docs/stragglers.md.)
 
     >>> Clocks(times="straggler", stragglers=["north"]).factor
     10.0
@@ -48,6 +50,7 @@ class Clocks(Settings):
     blocking: bool = True
     staleness: int | None = Field(default=None, ge=0)
     catch_up: bool = True
+    copies: Literal["once", "always"] = "once"
 
     @field_validator("trace", mode="before")
     @classmethod

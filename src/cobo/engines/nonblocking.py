@@ -41,7 +41,7 @@ class Question:
     i: int
     j: int
     values: list[float]  # the gradients' inner product and norms
-    worth: int
+    worth: float
     owed: list[int]
     begun: list[int]
 
@@ -57,12 +57,18 @@ class Copy(NamedTuple):
 
 @dataclass
 class Seen:
-    """How old the copies were that pulled since the last evaluation, and how many were too old to."""
+    """How old the copies were that pulled since the last evaluation, and how many did not pull as they are old."""
 
     used: int = 0
     total: int = 0
     oldest: int = 0
     left_out: int = 0
+
+    def add(self, ages: Indices, left_out: int) -> None:
+        self.used += len(ages)
+        self.total += int(ages.sum())
+        self.oldest = max(self.oldest, int(ages.max(initial=0)))
+        self.left_out += left_out
 
     def report(self) -> dict[str, float | None]:
         mean = self.total / self.used if self.used else None
@@ -89,6 +95,7 @@ class NonBlocking:
         self._G = torch.empty_like(self._V)  # gradients of blocks that are not done yet, where they are `known`
         self._known, self._finite = np.zeros(n, dtype=bool), np.zeros(n, dtype=bool)
         self._heard = np.full((n, n), -1)  # the round of the faster of two when their pair could last be asked
+        self._looked_at = np.zeros((n, n), dtype=bool)  # whether client i has taken a step since k's copy is in V
         self._seen = Seen()
 
     def round(self, state: State) -> list[str]:
@@ -111,8 +118,7 @@ class NonBlocking:
         while self._queue and self._queue[0][0] == self._time:
             done.append(heapq.heappop(self._queue)[1])
         while self._flying and self._flying[0].time <= self._time:
-            copy = self._flying.popleft()
-            self._V[copy.client], self._made[copy.client] = copy.row, copy.round
+            self._receive(*self._flying.popleft()[1:])
         going = self._rounds[done] < state.rounds  # the others have only answered
         who = np.array(done)[going]
         self._compute(state, who)
@@ -173,21 +179,24 @@ class NonBlocking:
         state.descend_some(rows, self._G[rows])
 
     def _pulling(self, state: State, who: Indices, round: int) -> Tensor:
-        """W [m, n] of these clients: nobody pulls itself, nor who is set aside, nor a copy that is too old."""
+        """W [m, n] of these clients, all in the same round, as far as it counts now.
+
+        Nobody pulls itself, nor does who is set aside, nor a copy that is too old. While a slow client computes, a fast
+        one takes many steps; unless copies are for `always`, one that is behind pulls it in the first of them only.
+        """
         W = state.tensors["weights"][who]
         W[torch.arange(len(who)), torch.from_numpy(who)] = 0
         W[:, list(state.aside)] = 0
+        connected = (W > 0).numpy()
         age = np.maximum(0, round - self._made)
-        old = torch.zeros(len(age), dtype=torch.bool)
+        usable = np.ones_like(connected)
         if self._clocks.staleness is not None:
-            old = torch.from_numpy(age > self._clocks.staleness)
-            self._seen.left_out += int((W[:, old] > 0).sum())
-            W[:, old] = 0
-        used = (W > 0).sum(0).numpy()
-        self._seen.used += int(used.sum())
-        self._seen.total += int((used * age).sum())
-        self._seen.oldest = max(self._seen.oldest, int(age[used > 0].max(initial=0)))
-        return W
+            usable &= age <= self._clocks.staleness
+        if self._clocks.copies == "once":
+            usable &= (age == 0) | ~self._looked_at[who]
+        self._looked_at[who] = True
+        self._seen.add(np.broadcast_to(age, usable.shape)[connected & usable], int((connected & ~usable).sum()))
+        return W * torch.from_numpy(usable)
 
     def _publish(self, state: State, who: Indices) -> None:
         for c in who.tolist():
@@ -195,7 +204,10 @@ class NonBlocking:
             if self._clocks.delay:
                 self._flying.append(Copy(self._time + self._clocks.delay, c, made, state.X[c].clone()))
             else:
-                self._V[c], self._made[c] = state.X[c], made
+                self._receive(c, made, state.X[c])
+
+    def _receive(self, client: int, round: int, row: Tensor) -> None:
+        self._V[client], self._made[client], self._looked_at[:, client] = row, round, False
 
     def _begin(self, state: State, who: Indices) -> None:
         """These clients begin their next round; who has done all of its own begins a block if it owes answers."""
@@ -220,7 +232,9 @@ class NonBlocking:
         begins, behind = np.isin(np.arange(len(t)), who), t[:, None] <= t
         now = (begins[:, None] & behind) | (begins & behind.T)
         ahead = np.maximum(t[:, None], t)
-        worth = np.maximum(1, ahead - self._heard) if self._clocks.catch_up else np.ones_like(ahead)
+        # A single answer never moves w by more than 1, the whole box, unless gamma alone does: it may be a lucky batch.
+        most = max(1.0, 1 / self._method.gamma) if self._clocks.catch_up and self._method.gamma else 1.0
+        worth = np.clip(ahead - self._heard, 1, most)
         self._heard = np.where(now, ahead, self._heard)
         drawn = []
         for r in np.unique(t[who]):
@@ -234,7 +248,7 @@ class NonBlocking:
         state.sent += 4 * len(pairs)  # the midpoint to both, and both gradients
         values = torch.stack([products.inner, products.norm_i, products.norm_j], dim=1).tolist()
         for (r, i, j), v in zip(drawn, values, strict=True):
-            self._questions.append(Question(r, i, j, v, worth=int(worth[i, j]), owed=[i, j], begun=[]))
+            self._questions.append(Question(r, i, j, v, worth=float(worth[i, j]), owed=[i, j], begun=[]))
 
     def report(self) -> dict[str, Any]:
         seen, self._seen = self._seen, Seen()
@@ -249,6 +263,7 @@ class NonBlocking:
             "questions": [asdict(question) for question in self._questions],
             "made": self._made.tolist(),
             "heard": self._heard.tolist(),
+            "looked_at": self._looked_at.tolist(),
             "flying": [copy[:3] for copy in self._flying],
             "known": self._known.tolist(),
             "finite": self._finite.tolist(),
@@ -266,8 +281,8 @@ class NonBlocking:
 
     def restore(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         self._time = facts["time"]
-        self._rounds, self._blocks, self._made, self._heard = (
-            np.array(facts[k]) for k in ("rounds", "blocks", "made", "heard")
+        self._rounds, self._blocks, self._made, self._heard, self._looked_at = (
+            np.array(facts[k]) for k in ("rounds", "blocks", "made", "heard", "looked_at")
         )
         self._queue = [(time, client) for time, client in facts["queue"]]
         self._questions = [Question(**question) for question in facts["questions"]]
