@@ -256,7 +256,7 @@ def nonblocking(
                 r = min(t[i], t[j])
                 if i == j or not any(k in begins and t[k] == r for k in (i, j)):
                     continue
-                worth = min(max(1, max(t[i], t[j]) - last.get((i, j), -1)), max(1, 1 / gamma))
+                worth = min(max(1, max(t[i], t[j]) - last.get((i, j), -1)), max(1, 0.5 / gamma))
                 last[i, j] = max(t[i], t[j])
                 if asked(i, j, r):
                     z = (newest(i, now)[1] + newest(j, now)[1]) / 2
