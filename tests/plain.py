@@ -203,3 +203,77 @@ class PlainFC(Plain):
                 v = mean([z if d <= tau else v for z, d in zip(points, distances, strict=True)], [1] * self.n)
             new.append(step(self.x[i], v, self.lr))
         self.x = new
+
+
+def nonblocking(
+    mus, times, asked, *, start, rounds, lrs, rho, gamma, delay=0, staleness=None, each=False, catch_up=True, once=True
+):
+    """CoBo that does not wait, for f_i = (x - mu_i)^2 / 2 and one number per model; the clock ticks in whole seconds.
+
+    Ordered pairs, summed pull, greedy projection. `each`: every gradient takes a client's time. Yields, whenever
+    something was done: the time, steps so far, models, W, and (age, was used) of the copies that were looked at.
+    """
+    clients = range(len(mus))
+    x, t, W = [start for _ in clients], [0 for _ in clients], [[1.0 for _ in clients] for _ in clients]
+    published = [[(-math.inf, 0, start)] for _ in clients]
+    until, blocks, questions, last, pulled = [0 for _ in clients], [0 for _ in clients], [], {}, set()
+
+    def newest(k, now):
+        return [(made, copy) for at, made, copy in published[k] if at + delay <= now][-1]
+
+    for now in range(10**6):
+        done = [i for i in clients if until[i] == now and now > 0]
+        if now > 0 and not done:
+            continue
+        for question in sorted(questions, key=lambda q: q["round"]):
+            question["parts"] = [(k, "done" if k in done and p == "begun" else p) for k, p in question["parts"]]
+            if all(p == "done" for _, p in question["parts"]):
+                i, j = question["pair"]
+                W[i][j] = min(1.0, max(0.0, W[i][j] + gamma * question["worth"] * question["product"]))
+        questions = [q for q in questions if any(p != "done" for _, p in q["parts"])]
+        looked, new = [], {}
+        for i in done:
+            if t[i] == rounds:
+                continue
+            direction = x[i] - mus[i]
+            for k in clients:
+                made, copy = newest(k, now)
+                age = max(0, t[i] - made)
+                used = staleness is None or age <= staleness
+                if once and age > 0 and (i, k, made) in pulled:
+                    used = False
+                pulled.add((i, k, made))
+                if k != i and W[i][k] > 0:
+                    looked.append((age, used))
+                    direction += used * rho * W[i][k] * (x[i] - copy)
+            new[i] = x[i] - lrs[t[i]] * direction
+        for i, value in new.items():
+            x[i], t[i] = value, t[i] + 1
+            published[i].append((now, t[i], value))
+        begins = [i for i in (new if now else clients) if t[i] < rounds]
+        for i in clients:
+            for j in clients:
+                r = min(t[i], t[j])
+                if i == j or not any(k in begins and t[k] == r for k in (i, j)):
+                    continue
+                worth = min(max(1, max(t[i], t[j]) - last.get((i, j), -1)), max(1, 0.5 / gamma))
+                last[i, j] = max(t[i], t[j])
+                if asked(i, j, r):
+                    z = (newest(i, now)[1] + newest(j, now)[1]) / 2
+                    product = (z - mus[i]) * (z - mus[j])
+                    parts = [(i, "owed"), (j, "owed")]
+                    worth = worth if catch_up else 1
+                    questions.append({"round": r, "pair": (i, j), "product": product, "worth": worth, "parts": parts})
+        for i in clients:
+            if until[i] > now:
+                continue
+            work = int(t[i] < rounds)
+            for question in questions:
+                work += sum(k == i and p == "owed" for k, p in question["parts"])
+                question["parts"] = [(k, "begun" if k == i and p == "owed" else p) for k, p in question["parts"]]
+            if work:
+                until[i] = now + times[i][blocks[i] % len(times[i])] * (work if each else 1)
+                blocks[i] += 1
+        yield now, sum(t), list(x), [list(row) for row in W], looked
+        if min(t) == rounds:
+            return

@@ -34,7 +34,7 @@ def key(seed: int, purpose: str, *names: str) -> np.uint64:
     return np.uint64(int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little"))
 
 
-def combine(keys: Keys | np.uint64, *parts: Keys | np.uint64 | int) -> Keys:
+def combine(keys: Keys | np.uint64, *parts: Keys | NDArray[np.int64] | np.uint64 | int) -> Keys:
     """New keys from keys and further parts (other keys, a round, a position), by broadcasting; order matters."""
     result = np.asarray(keys, dtype=np.uint64)
     for part in parts:

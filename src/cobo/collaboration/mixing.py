@@ -62,6 +62,15 @@ def pull_together(X: Tensor, W: Tensor, strength: float, *, pull: Pull, step: St
             X.index_copy_(0, members.to(X.device), rows)
 
 
+def pulled_toward(X: Tensor, V: Tensor, W: Tensor, strength: float, *, pull: Pull) -> Tensor:
+    """The explicit step for some rows X [m, d] toward copies V [n, d] of others, with their weights W [m, n]."""
+    others = W.any(0).nonzero()[:, 0]
+    A = W[:, others].double()
+    degree = A.sum(1, keepdim=True)
+    scale = strength / degree.clamp(min=1) if pull == "mean" else strength
+    return (1 - scale * degree).to(X) * X + (scale * A).to(X) @ V[others.to(V.device)]
+
+
 def _connected_parts(W: Tensor) -> list[Tensor]:
     """The members of each connected part of W with more than one."""
     if W[0].count_nonzero() == len(W):  # someone is connected to all

@@ -1,7 +1,7 @@
 """How W moves: one step of the inner problem, max over W of sum_ij w_ij s_ij.
 
-S holds what each pair said last, `asked` which pairs said it just now; only they move W, but Frank-Wolfe on a simplex
-compares them with all others of their row.
+S holds what each pair said last, `asked` which pairs said it just now (1, or for how many rounds it counts; 0 for the
+others); only they move W, but Frank-Wolfe on a simplex compares them with all others of their row.
 
 Evidence Y is what a solver remembers beside W (W = projection of Y). For `projected` and `frank-wolfe` it is W
 itself. `lazy` keeps the running sum and projects it only for use (dual averaging): a pair that was wrong a
@@ -25,7 +25,7 @@ def projected(Y: Tensor, S: Tensor, asked: Tensor, domain: Domain, gamma: float,
 
 def frank_wolfe(Y: Tensor, S: Tensor, asked: Tensor, domain: Domain, gamma: float, slack: float) -> Tensor:
     """w <- (1 - gamma) w + gamma v, with v the best corner of the domain."""
-    return Y + min(gamma, 1.0) * (domain.vertex(S, Y, asked) - Y)
+    return Y + min(gamma, 1.0) * (domain.vertex(S, Y, asked > 0) - Y)
 
 
 def lazy(Y: Tensor, S: Tensor, asked: Tensor, domain: Domain, gamma: float, slack: float) -> Tensor:

@@ -123,7 +123,7 @@ class Federation:
         self,
         models: Tensor,
         clients: Sequence[int] | None = None,
-        round: int = 0,
+        round: int | Indices = 0,
         *,
         pairs: Indices | None = None,
         step: int = 0,
@@ -134,15 +134,16 @@ class Federation:
     ) -> Gradients:
         """Gradients of clients[k]'s loss at models[k], and products for `pairs` [p, 2] of positions in `models`.
 
-        The batch of a client follows from its name, the round and `step`; that of a pair gradient also from the
-        peer's name, or it is taken over all samples, if `whole`. With `track`, running statistics move as the policy
-        says, and are shared (if they are) after the `last` step of a round; pair gradients never move them.
-        `out` [m, d] receives the rows, if given.
+        The batch of a client follows from its name, the round (one for all, or one for each row) and `step`; that of a
+        pair gradient also from the peer's name, or it is taken over all samples, if `whole`. With `track`, running
+        statistics move as the policy says, and are shared (if they are) after the `last` step of a round; pair
+        gradients never move them. `out` [m, d] receives the rows, if given.
         """
         who = self._found(clients)
         pairs = np.empty((0, 2), dtype=np.int64) if pairs is None else pairs
         rows = torch.empty_like(models) if out is None else out
-        products = self._products(models, who, pairs, round, whole=whole, scratch=rows)
+        of_pairs = round if isinstance(round, int) else round[pairs[:, 0]]
+        products = self._products(models, who, pairs, of_pairs, whole=whole, scratch=rows)
         losses = torch.empty(len(who), dtype=models.dtype, device=models.device)
         finite = torch.empty(len(who), dtype=torch.bool, device=models.device)
         keys = draws.combine(self._keys[who], round, step)
@@ -164,12 +165,12 @@ class Federation:
         self._count(who)
         return Gradients(rows, losses, finite, products)
 
-    def products(self, models: Tensor, pairs: Indices, round: int = 0, *, whole: bool = False) -> Products:
-        """The products for `pairs` alone, of clients whose models are the rows [n, d]."""
+    def products(self, models: Tensor, pairs: Indices, round: int | Indices = 0, *, whole: bool = False) -> Products:
+        """The products for `pairs` alone, of clients whose models are the rows [n, d]; a round for all, or for each."""
         return self._products(models, self._here, pairs, round, whole=whole, scratch=torch.empty_like(models))
 
     def _products(
-        self, models: Tensor, who: Indices, pairs: Indices, round: int, *, whole: bool, scratch: Tensor
+        self, models: Tensor, who: Indices, pairs: Indices, round: int | Indices, *, whole: bool, scratch: Tensor
     ) -> Products:
         """Both clients' gradients at z_ij = (x_i + x_j) / 2, a chunk of pairs at a time: only numbers are kept.
 

@@ -77,6 +77,20 @@ class State:
         self.optimizer.step()
         self.models.grad = None
 
+    def descend_some(self, rows: Tensor, G: Tensor) -> None:
+        """One step of the optimiser for these rows alone: the others, and what it remembers of them, stay."""
+        whole, remembered = self.X, self.optimizer.state[self.models]
+        kept = {name: v for name, v in remembered.items() if isinstance(v, Tensor) and v.shape == whole.shape}
+        self.models.data = whole[rows]
+        remembered.update({name: v[rows] for name, v in kept.items()})
+        self.descend(G)
+        whole[rows] = self.X
+        for name, value in remembered.items():
+            if isinstance(value, Tensor) and value.shape == self.models.shape:
+                remembered[name] = kept.get(name, torch.zeros_like(whole))
+                remembered[name][rows] = value
+        self.models.data = whole
+
     @contextmanager
     def untouched(self, rows: Tensor) -> Iterator[None]:
         """Whatever happens inside, these rows of X and of the optimiser's state are as before afterwards."""

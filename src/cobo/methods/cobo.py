@@ -127,7 +127,7 @@ class CoBo(Method):
             products = federation.products(state.X, pairs, state.round, whole=self.ask == "all")
             state.sent += 4 * len(pairs)
             S, heard = self._hear(state, products, torch.zeros(len(federation), dtype=torch.bool))
-            state.tensors["evidence"] = self._domain.vertex(S, state.tensors["evidence"], heard)
+            state.tensors["evidence"] = self._domain.vertex(S, state.tensors["evidence"], heard > 0)
         W = state.tensors["weights"] = self._domain.project(state.tensors["evidence"])
         if roster.start == "peers":
             for k in np.flatnonzero(new):
@@ -137,13 +137,13 @@ class CoBo(Method):
                     federation.inherit(int(k), peers)
 
     def round(self, state: State, federation: Federation) -> list[str]:
-        pairs = self._pairs(state, federation)
+        pairs = self.draw(federation, state.round, state.rounds)
         whole = self.ask == "all"  # the theorem's selection: pair gradients are exact
         answer = federation.gradients(state.X, round=state.round, pairs=pairs, whole=whole, out=state.gradient)
         names = set_aside(state, federation, answer.finite)
         aside = ~answer.finite
         answer.rows[aside] = 0
-        self._select(state, federation, answer.products, aside)
+        self.select(state, federation, answer.products, aside)
         # Up: every model, and both gradients of a pair. Down: the sum of collaborators, and the midpoint to both.
         state.sent += 2 * len(federation) + 4 * len(pairs)
         with state.untouched(aside):
@@ -161,19 +161,24 @@ class CoBo(Method):
         W = state.tensors["weights"] * present * present[:, None]
         mixing.pull_together(state.X, W, state.lr * self.rho, pull=self.pull, step=self.mixing)
 
-    def _pairs(self, state: State, federation: Federation) -> NDArray[np.int64]:
-        """The pairs asked this round. The time of a pair is counted from when the later of both joined."""
+    def draw(self, federation: Federation, round: int, rounds: int) -> NDArray[np.int64]:
+        """The pairs asked in a round. The time of a pair is counted from when the later of both joined."""
         constants = Constants(self.rate, self.time_rate, self.switch)
         since = np.maximum(federation.since[:, None], federation.since)
-        p = SCHEDULES[self.sampling](state.round - since, state.rounds, len(federation), constants)
-        return self._drawn(federation, state.round, p)
+        p = SCHEDULES[self.sampling](round - since, rounds, len(federation), constants)
+        return self._drawn(federation, round, p)
 
     def _drawn(self, federation: Federation, round: int, probability: NDArray[np.float64]) -> NDArray[np.int64]:
         symmetric = self.pairs == "symmetric"
         return draw_pairs(federation.keys("pair"), round, probability, symmetric=symmetric, with_self=self.self_weight)
 
-    def _select(self, state: State, federation: Federation, products: Products, aside: Tensor) -> None:
-        """Client selection: W^{t+1} from the pairs asked at X^t. Pairs without a finite answer are left alone."""
+    def select(
+        self, state: State, federation: Federation, products: Products, aside: Tensor, worth: Tensor | None = None
+    ) -> None:
+        """Client selection: W^{t+1} from the pairs asked at X^t. Pairs without a finite answer are left alone.
+
+        `worth` [p] says for how many rounds an answer counts, if not for one.
+        """
         if self.domain == "simplex" and aside.any():
             return  # rows sum to one, so no pair could move without moving those of a client set aside
         if self.correction and self.domain == "box":
@@ -181,22 +186,25 @@ class CoBo(Method):
             batch = federation.samples if exact else torch.tensor(federation.batch_size)
             W = state.tensors["weights"]
             products = overlook_sampling(products, W, federation.samples, batch, self.correction)
-        S, asked = self._hear(state, products, aside)
+        S, asked = self._hear(state, products, aside, worth)
         Y = SOLVERS[self.solver](state.tensors["evidence"], S, asked, self._domain, self.gamma, self.slack)
         state.tensors["evidence"] = Y
         state.tensors["weights"] = self._domain.project(Y)
 
-    def _hear(self, state: State, products: Products, aside: Tensor) -> tuple[Tensor, Tensor]:
-        """What each pair said last [n, n] (Frank-Wolfe compares all of a row), and which pairs said it just now."""
+    def _hear(
+        self, state: State, products: Products, aside: Tensor, worth: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """What each pair said last [n, n] (Frank-Wolfe compares all of a row), and how much it counts just now."""
         signal = SIGNALS[self.signal](products, self.clip).float().cpu()
         i, j = products.pairs.unbind(1)
         good = torch.isfinite(signal) & ~aside.cpu()[i] & ~aside.cpu()[j]
-        i, j, signal = i[good], j[good], signal[good]
+        worth = torch.ones_like(signal) if worth is None else worth.to(signal)
+        i, j, signal, worth = i[good], j[good], signal[good], worth[good]
         S = state.tensors["signals"]
-        asked = torch.zeros_like(S, dtype=torch.bool)
-        S[i, j], asked[i, j] = signal, True
+        asked = torch.zeros_like(S)
+        S[i, j], asked[i, j] = signal, worth
         if self.pairs == "symmetric":
-            S[j, i], asked[j, i] = signal, True
+            S[j, i], asked[j, i] = signal, worth
         return S, asked
 
     @property

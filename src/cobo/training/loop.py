@@ -23,6 +23,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from cobo import draws
 from cobo.collaboration import graph
+from cobo.engines import Engine, make_engine
 from cobo.errors import CheckpointError, Interrupted, RunError
 from cobo.federation import Federation
 from cobo.methods import CoBo, Method, State
@@ -57,6 +58,7 @@ class Run:
         optimizer = training.make_optimizer(models)
         self._schedule: LRScheduler | None = training.make_schedule(optimizer)
         self.state = State(models, optimizer, training.rounds, tensors=method.start(federation))
+        self._engine: Engine = make_engine(training.clocks, federation, method, training.rates)
         self.history: list[dict[str, Any]] = []
         self.snapshots: list[tuple[int, NDArray[np.float32]]] = []
         self._seconds_before = 0.0
@@ -103,7 +105,7 @@ class Run:
     def _round(self) -> None:
         state = self.state
         self.members.update(state)
-        aside = self.method.round(state, self.federation)
+        aside = self._engine.round(state)
         if self._schedule is not None:
             self._schedule.step()
             self.method.check(self.federation, state.lr)
@@ -153,6 +155,7 @@ class Run:
         line["gradients"] = self.federation.computed
         line["comparisons"] = self.federation.compared
         line["bytes"] = state.sent * state.X.shape[1] * state.X.element_size()
+        line |= self._engine.report()
         for name in ("accuracy", "loss"):
             values = [m[name] for m in measured if name in m]
             if values:
@@ -207,6 +210,7 @@ class Run:
         tensors = {"models": state.X}
         tensors |= {f"method/{name}": t for name, t in state.tensors.items()}
         tensors |= {f"buffers/{name}": t for name, t in self.federation.buffers.items()}
+        tensors |= {f"engine/{name}": t for name, t in self._engine.tensors().items()}
         kept: dict[str, Tensor] = {}
         for name, value in state.optimizer.state.get(state.models, {}).items():
             if isinstance(value, Tensor):
@@ -215,6 +219,7 @@ class Run:
         facts = self.members.facts() | {
             "settings": self._settings(), "gradients": self.federation.computed, "sent": state.sent,
             "comparisons": self.federation.compared, "seconds": self._seconds(),
+            "aside": sorted(state.aside), "engine": self._engine.facts(),
         }  # fmt: skip
         checkpoint.write(self.folder / "checkpoint", state.round, checkpoint.Checkpoint(tensors | kept, facts))
         self._tell(event="checkpoint", round=state.round)
@@ -231,9 +236,14 @@ class Run:
             return False
         facts, state = found.facts, self.state
         self._compare(facts["settings"])
+        clocks = self.training.clocks
+        if clocks is not None and not clocks.blocking and facts["clients"] != self.federation.everyone:
+            raise CheckpointError(f"{self.folder} does not wait for slow clients, so its clients cannot change midway")
         parts = dict(found.tensors)
         state.models.data = parts.pop("models").to(state.X)
         state.gradient = torch.empty_like(state.X)
+        engine = {name: parts.pop(name) for name in list(parts) if name.startswith("engine/")}
+        self._engine.restore(facts["engine"], {name.removeprefix("engine/"): t for name, t in engine.items()})
         for name, tensor in parts.items():
             room, _, leaf = name.partition("/")
             if room == "method":
@@ -244,7 +254,7 @@ class Run:
         self.members.restore(state, facts, found.tensors)
         self._replay_schedule(state.round)
         self.federation.computed, self.federation.compared = facts["gradients"], facts["comparisons"]
-        state.sent = facts["sent"]
+        state.sent, state.aside = facts["sent"], set(facts["aside"])
         self._seconds_before = facts["seconds"]
         self._keep_records(state.round)
         return True

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cobo import engines
 from cobo.errors import CheckpointError, ConfigError
 from cobo.federation import Federation
 from cobo.methods import CoBo, Method, State
@@ -22,6 +23,7 @@ def check(federation: Federation, method: Method, training: Training) -> None:
         method.check(federation, training.lr)
     if roster.changes and isinstance(method, CoBo) and method.output == "uniform":
         raise ConfigError("output = 'uniform' gives the models of one round, so it cannot go with a roster")
+    engines.check(training.clocks, federation, method, training.optimizer, roster)
     for name in roster.models:
         federation.blueprint.row(roster.model(name) or {}, name)
     for change in roster.changes:

@@ -1,5 +1,6 @@
 """How models are trained, whatever the method: rounds, batches, optimiser, schedule, cadence."""
 
+import warnings
 from collections.abc import Callable
 from typing import Literal
 
@@ -11,6 +12,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, R
 from cobo.compute.blueprint import BufferPolicy
 from cobo.compute.executor import Choice
 from cobo.config import Settings
+from cobo.engines import Clocks
 from cobo.errors import ConfigError
 from cobo.federation import Roster
 
@@ -26,7 +28,8 @@ class Training(Settings):
 
     `evaluate_every` defaults to a hundredth of the rounds; a checkpoint is written at every evaluation. `momentum` is
     that of SGD. With `batch_size = None` gradients are exact, over all of a client's samples. `roster` says who joins
-    and leaves when; without one, all clients are there from the first round to the last.
+    and leaves when; without one, all clients are there from the first round to the last. With `clocks`, time is
+    simulated.
     """
 
     rounds: int = Field(default=1000, ge=1)
@@ -43,6 +46,7 @@ class Training(Settings):
     models_at_once: int = Field(default=40, ge=1)
     device: str = "cpu"
     roster: Roster = Field(default_factory=Roster)
+    clocks: Clocks | None = None
 
     @field_validator("device")
     @classmethod
@@ -63,6 +67,19 @@ class Training(Settings):
         if self.optimizer == "adamw":
             return torch.optim.AdamW([models], lr=self.lr, weight_decay=self.weight_decay)
         return torch.optim.SGD([models], lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+
+    def rates(self) -> list[dict[str, float]]:
+        """What the schedule makes of the learning rate and momentum in every round, found by walking through it."""
+        optimizer = self.make_optimizer(nn.Parameter(torch.zeros(1)))
+        schedule = self.make_schedule(optimizer)
+        found: list[dict[str, float]] = []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch would have the optimiser step in between
+            for _ in range(self.rounds):
+                found.append({k: optimizer.param_groups[0][k] for k in ("lr", "momentum") if k in optimizer.defaults})
+                if schedule is not None:
+                    schedule.step()
+        return found
 
     def make_schedule(self, optimizer: torch.optim.Optimizer) -> LRScheduler | None:
         if callable(self.schedule):

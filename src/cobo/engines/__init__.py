@@ -1,0 +1,47 @@
+"""Where and when a run happens: in this process, at once or in simulated time."""
+
+from collections.abc import Callable
+
+from cobo.engines.clocks import Clocks, Times
+from cobo.engines.engine import Engine, InProcess
+from cobo.engines.nonblocking import NonBlocking
+from cobo.engines.waiting import Waiting
+from cobo.errors import ConfigError
+from cobo.federation import Federation, Roster
+from cobo.methods import CoBo, Method
+
+
+def check(clocks: Clocks | None, federation: Federation, method: Method, optimizer: str, roster: Roster) -> None:
+    """Refuse, with a `ConfigError`, clocks that do not suit the clients, the method, the optimiser or the roster."""
+    if clocks is None:
+        return
+    Times(clocks, federation.everyone, federation.seed)
+    if clocks.blocking:
+        return
+    cannot = "clocks: blocking = false is not possible with"
+    if not isinstance(method, CoBo):
+        raise ConfigError(f"{cannot} {method.name}; it is a way to run cobo")
+    if method.mixing == "implicit":
+        raise ConfigError(f"{cannot} cobo.mixing = 'implicit', which needs all models at once; set 'explicit'")
+    if method.output == "uniform":
+        raise ConfigError(f"{cannot} cobo.output = 'uniform', as clients are in different rounds; set 'last'")
+    if optimizer == "adamw":
+        raise ConfigError(f"{cannot} optimizer = 'adamw', whose step counter is one for all clients; set 'sgd'")
+    if roster.changes:
+        raise ConfigError(f"{cannot} a roster: clients are in different rounds; let them wait, or all stay")
+    if federation.policy == "shared":
+        raise ConfigError(f"{cannot} buffers = 'shared', which are averaged by all at once; set 'local' or 'none'")
+
+
+def make_engine(
+    clocks: Clocks | None, federation: Federation, method: Method, rates: Callable[[], list[dict[str, float]]]
+) -> Engine:
+    """The engine that clocks ask for; `rates` gives the optimiser's settings in every round."""
+    if clocks is None:
+        return InProcess(federation, method)
+    if clocks.blocking or not isinstance(method, CoBo):
+        return Waiting(federation, method, clocks)
+    return NonBlocking(federation, method, clocks, rates())
+
+
+__all__ = ["Clocks", "Engine", "NonBlocking", "Waiting", "check", "make_engine"]
