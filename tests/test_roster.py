@@ -18,6 +18,7 @@ from cobo.experiments.runner import run
 from cobo.federation import Federation
 from cobo.methods import METHODS
 from cobo.models import mlp
+from cobo.report.summary import summarise
 
 
 def people(count: int = 4):
@@ -78,6 +79,7 @@ def test_a_roster_that_cannot_be_followed_is_refused_in_one_line(tmp_path, event
         ({"changes": [{"round": "soon", "join": "a"}]}, "changes.0: Change: round = 'soon' is not allowed"),
         ({"start": "peers", "weights": "one"}, "start = 'peers' needs weights = 'probe'"),
         ({"start": "zero"}, "start = 'zero' is not allowed"),
+        ({"models": {"a": "a.safetensors"}}, "models are used with start = 'own' only"),
     ],
 )
 def test_a_malformed_roster_is_refused_in_one_line(roster, message):
@@ -94,6 +96,14 @@ def test_own_models_are_asked_for_before_the_run_starts(tmp_path):
     refused("'c3' brings no model; name one in roster.models")
     refused("c3.safetensors, cannot be read as safetensors", models={"c3": tmp_path / "c3.safetensors"})
     refused("the model of 'c3' has nothing for '1.weight'", models={"c3": {"a": torch.zeros(2)}})
+    refused("is a list; it should be a module, a state_dict or the path", models={"c3": [1, 2]})
+    good = mlp(2, [6], 2).state_dict()
+    refused("has a list for '1.weight', not a tensor", models={"c3": {**good, "1.weight": [1.0]}})
+    bad = {**good, "1.weight": torch.full((6, 2), torch.nan)}
+    refused("has values for '1.weight' that are not finite", models={"c3": bad})
+    refused(
+        "has values for '1.weight' that are not finite", models={"c3": {**good, "1.weight": good["1.weight"].int()}}
+    )
     refused(r"has \[5, 2\] for '1.weight'; it should be of shape \[6, 2\]", models={"c3": mlp(2, [5], 2)})
     refused("there is no client 'c9'", models={"c9": mlp(2, [6], 2)})
     assert not (tmp_path / "run").exists()
@@ -120,8 +130,6 @@ def test_others_train_as_if_nobody_came_or_went(method):
     )  # fmt: skip
     for name in ("c0", "c1"):
         assert torch.allclose(weights_of(quiet, name), weights_of(busy, name), atol=1e-6)
-    alone = small([people()[3], people()[0]], method=method, momentum=0.9, **model)
-    assert not torch.allclose(weights_of(alone, "c3"), weights_of(busy, "c3"), atol=1e-3)
 
 
 def test_pairs_of_those_who_stay_are_drawn_as_before():
@@ -172,13 +180,14 @@ def test_a_newcomer_begins_where_the_roster_says(start):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cobo.Local, "round", spy)
-        small(None, (10, "join", "c1"), method=cobo.Local(), roster={"start": start, "models": {"c1": own}})
+        models = {"models": {"c1": own}} if start == "own" else {}
+        small(None, (10, "join", "c1"), (10, "leave", "c3"), method=cobo.Local(), roster={"start": start, **models})
     (first, _), (before, _), (X, names) = begun[0], begun[9], begun[10]
-    assert names == ["c0", "c1", "c2", "c3"]
+    assert names == ["c0", "c1", "c2"]
     expected = {
         "common": first[0],
         "peers": first[0],  # Local has none
-        "mean": X[[0, 2, 3]].mean(0),
+        "mean": X[[0, 2]].mean(0),  # without the one that leaves at the same time
         "own": torch.cat([p.detach().reshape(-1) for p in own.parameters()]),
     }[start]
     assert torch.allclose(X[1], expected, atol=1e-6)
@@ -195,10 +204,6 @@ def opposed():
 @pytest.mark.parametrize("pairs", ["symmetric", "ordered"])
 def test_one_probing_round_tells_friend_from_foe(pairs):
     method = cobo.CoBo(gamma=0.1, pairs=pairs)
-    seen = []
-    small(
-        opposed(), (200, "join", "a3"), method=method, rounds=201, evaluate_every=201, listeners=[seen.append],
-    )  # fmt: skip
     result = small(opposed(), (200, "join", "a3"), method=method, rounds=201, evaluate_every=201)
     friend, foe = result.weights[3, [0, 1]], result.weights[[2, 3], [3, 2]]
     assert (friend > 0.9).all()
@@ -214,14 +219,8 @@ def test_one_probing_round_tells_friend_from_foe(pairs):
 
 
 def test_a_newcomer_takes_nothing_from_the_simplex_of_others():
-    seen = {}
-
-    def look(event):
-        if event["event"] == "round":
-            seen[event["round"]] = event
-
     method = cobo.CoBo(domain="simplex", gamma=0.5, sampling="time", time_rate=1e-9)
-    result = small(None, (10, "join", "c3"), method=method, listeners=[look], evaluate_every=1)
+    result = small(None, (10, "join", "c3"), method=method, evaluate_every=1)
     before, after = (dict(result.snapshots)[r] for r in (10, 11))
     assert np.allclose(after[:3, :3], before[:3, :3])
     assert np.allclose(after.sum(1), 1)
@@ -309,7 +308,7 @@ def test_checkpoints_hold_the_roster(tmp_path):
     assert facts["since"] == [0, 0, 10]
     assert facts["changes"] == [{"round": 10, "joined": ["c3"]}, {"round": 20, "left": ["c0"]}]
     assert facts["roster"]["changes"][0] == {"round": 10, "join": "c3", "leave": None}
-    assert "left/c0" in load_file(newest / "state.safetensors")
+    assert "left/c0/1.weight" in load_file(newest / "state.safetensors")
 
 
 def test_leaving_leaves_weights_among_the_others_alone():
@@ -383,11 +382,163 @@ def test_weights_among_those_who_stay_go_on_in_another_order(tmp_path):
 
 def test_nobody_can_join_a_finished_run_and_a_run_of_strangers_is_not_resumed(tmp_path):
     small(people(3), out=tmp_path / "run")
+    kept = ("result.json", "models/*", "checkpoint/*/*")
+    before = {path: path.read_bytes() for kind in kept for path in (tmp_path / "run").glob(kind)}
     with pytest.raises(CheckpointError, match="finished, so 'c3' can no longer join"):
         small(people(4), out=tmp_path / "run", resume=True)
+    with pytest.raises(CheckpointError, match="finished, so 'c2' can no longer leave"):
+        small(people(2), out=tmp_path / "run", resume=True)
+    assert before == {path: path.read_bytes() for kind in kept for path in (tmp_path / "run").glob(kind)}
+    assert "left" not in (tmp_path / "run" / "events.jsonl").read_text()
+    stopped(tmp_path / "other", people(3))
     with pytest.raises(CheckpointError, match="none of the clients of this run"):
-        small([blobs("x", seed=1, group=0), blobs("y", seed=2, group=1)], out=tmp_path / "run", resume=True)
-    assert cobo.load(tmp_path / "run").names == ["c0", "c1", "c2"]
+        small([blobs("x", seed=1, group=0), blobs("y", seed=2, group=1)], out=tmp_path / "other" / "run", resume=True)
+
+
+def test_who_was_to_come_and_go_before_the_run_got_there_is_refused(tmp_path):
+    stopped(tmp_path, people(3))
+    with pytest.raises(
+        CheckpointError, match="'c3' was to take part before round 12, but the run got there without it"
+    ):
+        small(None, (5, "join", "c3"), (10, "leave", "c3"), out=tmp_path / "run", resume=True)
+
+
+def test_uniform_output_is_not_lost_by_other_clients(tmp_path):
+    method = cobo.CoBo(output="uniform")
+    stopped(tmp_path, people(3), round=28, method=method)
+    for others in (people(2), people(4), people(3)[::-1]):
+        with pytest.raises(CheckpointError, match="output = 'uniform'"):
+            small(others, out=tmp_path / "run", resume=True, method=method)
+    small(people(3), out=tmp_path / "run", resume=True, method=method)
+
+
+@pytest.mark.parametrize(("stop", "before", "after"), [(2, 2, 3), (12, 2, 3), (2, 3, 2), (12, 3, 2)])
+def test_ifca_keeps_its_number_of_centres_when_groups_come_and_go(tmp_path, stop, before, after):
+    def party(groups):
+        return [blobs(f"c{k}", seed=k, flip=k == 1, group=k) for k in range(groups)] + [blobs("d", seed=9, group=0)]
+
+    method = cobo.IFCA(trial=0.2)
+    stopped(tmp_path, party(before), round=stop, method=method)
+    result = small(party(after), out=tmp_path / "run", resume=True, method=method)
+    assert len(result.models) == after + 1
+    trained = max((tmp_path / "run" / "checkpoint").glob("round-*"))
+    assert len(load_file(trained / "state.safetensors")["models"]) == before
+
+
+def test_one_of_two_on_a_simplex_is_replaced_between_starts(tmp_path):
+    method = cobo.CoBo(domain="simplex")
+    stopped(tmp_path, people(2), method=method)
+    result = small([people()[0], people()[2], people()[3]], out=tmp_path / "run", resume=True, method=method)
+    assert np.allclose(result.weights.sum(1), 1)
+
+
+def test_statistics_come_back_with_a_client_that_missed_a_start(tmp_path):
+    model = {"model": lambda: nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))}
+    options = {"method": cobo.Local(), **model}
+    stopped(tmp_path, people(3), round=10, **options)
+    left = small(people(3), method=cobo.Local(), rounds=10, **model).states["c2"]
+
+    def stop(event):
+        if event["event"] == "round" and event["round"] == 20:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        small(people(2), out=tmp_path / "run", resume=True, listeners=[stop], **options)
+    back = {}
+    original = cobo.Local.round
+
+    def spy(self, state, federation):
+        back.setdefault(state.round, {name: rows.clone() for name, rows in federation.buffers.items()})
+        return original(self, state, federation)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cobo.Local, "round", spy)
+        small(people(3), out=tmp_path / "run", resume=True, roster={"start": "own"}, **options)
+    for name, rows in back[20].items():
+        assert torch.allclose(rows[2], left[name]), name
+
+
+# Broken clients, and what belongs to a model
+
+
+@pytest.mark.parametrize("name", ["fedavg", "ifca", "finetune", "local", "cobo"])
+def test_nobody_else_is_set_aside_when_someone_leaves(name):
+    nothing = (torch.full((8, 2), torch.nan), torch.zeros(8).long())
+    sound = blobs("b", seed=1, group=1)
+    first, last = (cobo.Client(n, train=nothing, test=sound.test, group=0) for n in "ac")
+    result = small([first, sound, last], (10, "leave", "c"), method=METHODS[name]())
+    assert result.history[-1]["round"] == 30
+    assert result.history[-1]["client_loss"][1] is not None
+
+
+def test_who_gives_no_answer_to_a_probe_is_not_connected():
+    clients = opposed()
+    broken = cobo.Client("a2", train=(torch.full((40, 2), torch.nan), torch.zeros(40).long()), test=clients[0].test)
+    result = small([clients[0], broken, clients[3]], (25, "join", "a3"), method=cobo.CoBo(), rounds=26)
+    assert result.weights[2, 1] == 0
+    assert result.weights[2, 0] == 1
+    assert torch.isfinite(weights_of(result, "a3")).all()
+
+
+@pytest.mark.parametrize("name", ["fedavg", "oracle", "ifca", "cobo"])
+def test_a_newcomer_gets_the_statistics_that_belong_to_its_model(name):
+    """Inputs are far from zero, so that a trained model with the initial statistics would guess."""
+
+    def shifted(client):
+        (x, y), (xt, yt) = client.train.fields, client.test.fields
+        return cobo.Client(client.name, train=(x + 20, y), test=(xt + 20, yt), group=0)
+
+    clients = [shifted(blobs(f"c{k}", seed=k)) for k in range(4)]
+    model = {"model": lambda: nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2))}
+    result = small(clients, (60, "join", "c3"), method=METHODS[name](), rounds=61, evaluate_every=61, **model)
+    assert result.history[-1]["client_accuracy"][3] > 85
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_everyone_is_replaced_at_once(name):
+    model = {"model": lambda: nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))}
+    events = [(10, "leave", "c0"), (10, "leave", "c1"), (10, "join", "c2"), (10, "join", "c3")]
+    for start in ("mean", "peers"):
+        result = small(None, *events, method=METHODS[name](), roster={"start": start}, **model)
+        assert result.present == ["c2", "c3"]
+
+
+@pytest.mark.parametrize("solver", ["lazy", "projected", "frank-wolfe"])
+@pytest.mark.parametrize("self_weight", [False, True])
+def test_rows_on_a_simplex_sum_to_one_through_all_changes(solver, self_weight):
+    method = cobo.CoBo(domain="simplex", solver=solver, self_weight=self_weight, gamma=0.1)
+    events = [(7, "leave", "c1"), (12, "join", "c3"), (20, "leave", "c0")]
+    result = small(None, *events, method=method, evaluate_every=1)
+    for (round, W), line in zip(result.snapshots, result.history, strict=True):
+        here = [k for k, loss in enumerate(line["client_loss"]) if loss is not None]
+        assert np.allclose(W[np.ix_(here, here)].sum(1), 1, atol=1e-5), round
+
+
+def test_a_probe_on_a_simplex_looks_for_others():
+    method = cobo.CoBo(domain="simplex", self_weight=True, sampling="time", time_rate=1e-9)
+    clients = [blobs(f"c{k}", seed=k) for k in range(4)]
+    result = small(clients, (20, "join", "c3"), method=method, rounds=21, evaluate_every=21)
+    assert result.weights[3, 3] < 1
+    assert result.weights[3].sum() == pytest.approx(1)
+
+
+def test_with_more_clients_a_pair_is_asked_more_rarely_but_at_no_other_time():
+    """The draw of a pair is its own; what it is compared with, rate / n, is not."""
+    asked = {}
+    original = Federation.gradients
+
+    for count in (2, 4):
+        heard = asked.setdefault(count, set())
+
+        def spy(self, models, clients=None, round=0, *, pairs=None, heard=heard, original=original, **options):
+            if any({self.names[i], self.names[j]} == {"c0", "c1"} for i, j in pairs):
+                heard.add(round)
+            return original(self, models, clients, round, pairs=pairs, **options)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Federation, "gradients", spy)
+            small(people(count), method=cobo.CoBo(rate=0.5))
+    assert asked[4] < asked[2]
 
 
 # Experiments
@@ -430,7 +581,7 @@ def test_clients_are_added_and_removed_in_the_configuration(tmp_path):
     assert "clients_per_group = 3" in stored
     assert "group1-client0" in stored
     with pytest.raises(ConfigError, match="without: there is no client 'nobody'"):
-        started('without=["nobody"]')
+        load_experiment("digits", EXPERIMENTS, ['without=["nobody"]']).parts(0)
 
 
 def test_data_of_those_who_stay_are_the_same_with_more_clients():
@@ -440,6 +591,32 @@ def test_data_of_those_who_stay_are_the_same_with_more_clients():
     for client in few:
         for mine, other in zip(client.train.fields, theirs[client.name].train.fields, strict=True):
             assert torch.equal(mine, other)
+
+
+def test_a_file_of_an_experiment_says_all_that_was_set_and_nothing_else():
+    plain = load_experiment("digits", EXPERIMENTS, ["rounds=2", "hidden=[]"]).plain()
+    assert plain["hidden"] == []
+    assert "roster" not in plain
+    assert "without" not in plain
+
+
+def test_a_single_client_left_has_no_graph_to_judge(tmp_path):
+    events = changes(*((2, "leave", f"group{g}-client{k}") for g in range(4) for k in range(2) if (g, k) != (0, 0)))
+    experiment = load_experiment("digits", EXPERIMENTS, ["rounds=4"]).replace(roster={"changes": events})
+    run(experiment, "cobo", 0, tmp_path / "out", resume=False, progress=False)
+    found = summarise(tmp_path / "out", "digits", None)["methods"]["cobo"]
+    assert found["weights_error"] is None
+    assert found["groups_score"] is None
+
+
+def test_the_file_of_a_finished_run_is_not_rewritten(tmp_path):
+    experiment = load_experiment("digits", EXPERIMENTS, ["rounds=4"])
+    run(experiment, "cobo", 0, tmp_path / "out", resume=False, progress=False)
+    before = (tmp_path / "out" / "experiment.toml").read_text()
+    later = experiment.replace(roster={"changes": changes((2, "leave", "group0-client0"))})
+    with pytest.raises(CheckpointError, match="holds runs with roster"):
+        run(later, "cobo", 0, tmp_path / "out", resume=True)
+    assert (tmp_path / "out" / "experiment.toml").read_text() == before
 
 
 def test_a_folder_of_several_runs_keeps_its_clients(tmp_path):

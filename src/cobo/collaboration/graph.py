@@ -51,8 +51,10 @@ def groups_score(W: Matrix, groups: Sequence[str | int | None], *, relative: boo
 
 
 def settled(W: Matrix, before: Matrix | None, tolerance: float = 0.01) -> float:
-    """The share of pairs whose weight has moved by less than `tolerance` since an earlier W."""
+    """The share of pairs whose weight has moved by less than `tolerance` since an earlier W; 1 if there are no pairs."""
     if before is None:
         return 0.0
+    if len(W) < 2:
+        return 1.0
     off = ~np.eye(len(W), dtype=bool)
     return float((np.abs(W - before)[off] < tolerance).mean())

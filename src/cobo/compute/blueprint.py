@@ -129,16 +129,24 @@ class Blueprint:
         return self.module
 
     def row(self, state: Mapping[str, Tensor], whose: str) -> Tensor:
-        """The trained parameters of a state_dict as a row [d]."""
-        for name, shape in [
-            *zip(self.names, self.shapes, strict=True),
-            *((n, b.shape) for n, b in self.buffers.items()),
-        ]:
+        """The trained parameters of a state_dict as a row [d]; what does not fit is refused, and whose it is said."""
+        frozen = {name: p for name, p in self.module.named_parameters() if name not in self.names}
+        wanted = dict(zip(self.names, self.shapes, strict=True)) | {n: b.shape for n, b in self.buffers.items()}
+        for name, value in state.items():
+            if name not in wanted and name not in frozen:
+                continue
+            if not isinstance(value, Tensor):
+                raise ConfigError(f"the model of {whose!r} has a {type(value).__name__} for {name!r}, not a tensor")
+            if name in frozen and not torch.equal(value.to(frozen[name]), frozen[name]):
+                raise ConfigError(f"the model of {whose!r} has other values for {name!r}, which is frozen and shared")
+        for name, shape in wanted.items():
             found = list(state[name].shape) if name in state else "nothing"
             if found != list(shape):
                 raise ConfigError(
                     f"the model of {whose!r} has {found} for {name!r}; it should be of shape {list(shape)}"
                 )
+            if name in self.names and not (state[name].is_floating_point() and bool(torch.isfinite(state[name]).all())):
+                raise ConfigError(f"the model of {whose!r} has values for {name!r} that are not finite numbers")
         return torch.cat([state[name].detach().reshape(-1).to(self.start) for name in self.names])
 
     def collect(self, buffers: Buffers) -> None:

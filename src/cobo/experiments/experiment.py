@@ -85,8 +85,10 @@ class Experiment(Training):
     def plain(self) -> dict[str, Any]:
         """The resolved settings as TOML can hold them: no seed, nothing unset."""
         settings = self.model_dump(mode="json", exclude_none=True)
-        settings["roster"] = self.roster.model_dump(mode="json", exclude_defaults=True)
-        return {k: v for k, v in settings.items() if k != "seed" and v not in ({}, [])}
+        roster = self.roster.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
+        settings["roster"] = {key: value for key, value in roster.items() if value}
+        unset = {key for key in ("roster", "without") if not settings[key]}
+        return {k: v for k, v in settings.items() if k not in {"seed", *unset}}
 
 
 def load_experiment(

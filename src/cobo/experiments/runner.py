@@ -102,7 +102,8 @@ def run(
     chosen = experiment.method(method)
     mine = folder / method / f"seed-{seed}"
     others = [path for path in folder.glob("*/seed-*") if path != mine]
-    claim = Claim(folder, experiment, alone=resume and not others)
+    finished = (mine / "result.json").exists()
+    claim = Claim(folder, experiment, alone=resume and not others and not finished)
     parts = experiment.parts(seed)
     settings: dict[str, Any] = experiment.training(method, seed)
     return fit(

@@ -291,22 +291,22 @@ class Federation:
 
     def build(self, models: Tensor) -> dict[str, nn.Module]:
         """A ready module for every client present, by name."""
-        return {name: self.build_one(name, models[k]) for k, name in enumerate(self.names)}
+        return {n: self.blueprint.build(models[k], self.buffers_of(n)) for k, n in enumerate(self.names)}
 
-    def build_one(self, name: str, model: Tensor) -> nn.Module:
-        """A ready module for one client, present or not."""
+    def buffers_of(self, name: str) -> Buffers:
+        """The buffers of one client, present or not."""
         place = self.everyone.index(name)
-        return self.blueprint.build(model, {b: rows[place] for b, rows in self.buffers.items()})
+        return {b: rows[place] for b, rows in self.buffers.items()}
 
     def welcome(self, client: int, state: Mapping[str, Tensor]) -> None:
         """A newcomer's buffers are those of a state_dict."""
         for name, rows in self.buffers.items():
             rows[self._here[client]] = state[name].to(rows)
 
-    def inherit(self, client: int, peers: Tensor) -> None:
-        """A newcomer's buffers are the mean of those of some peers [n], given by their weights."""
-        whose = torch.from_numpy(self._here[peers.numpy() > 0])
-        for rows in self.buffers.values():
+    def inherit(self, client: int, peers: Sequence[bool]) -> None:
+        """A newcomer's buffers are the mean of those of some of the n clients, if there are any."""
+        whose = torch.from_numpy(self._here[np.asarray(peers, dtype=bool)])
+        for rows in self.buffers.values() if len(whose) else ():
             rows[self._here[client]] = mean_buffer(rows[whose.to(rows.device)])
 
     def _batch(self, clients: Indices, keys: draws.Keys, size: int | None) -> Fields:

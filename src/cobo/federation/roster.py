@@ -73,9 +73,11 @@ class Roster(Settings):
     def _probes_for_peers(self) -> Self:
         if self.start == "peers" and self.weights == "one":
             raise ValueError("start = 'peers' needs weights = 'probe'; or set start to 'mean', 'common' or 'own'")
+        if self.models and self.start != "own":
+            raise ValueError(f"models are used with start = 'own' only, not with {self.start!r}")
         return self
 
-    @field_serializer("models")
+    @field_serializer("models", when_used="json")
     def _as_text(self, models: dict[str, Any]) -> dict[str, str]:
         return {k: str(v) if isinstance(v, (str, Path)) else f"a {type(v).__name__}" for k, v in models.items()}
 
@@ -134,9 +136,14 @@ class Roster(Settings):
             return given.state_dict()
         if isinstance(given, Mapping):
             return given
+        if not isinstance(given, (str, Path)):
+            raise ConfigError(
+                f"roster: the model of {name!r} is a {type(given).__name__}; it should be a module, a state_dict or "
+                "the path of a safetensors file"
+            )
         try:
             tensors: dict[str, Tensor] = load_file(given)
-        except (OSError, TypeError, SafetensorError) as error:
+        except (OSError, SafetensorError) as error:
             raise ConfigError(
                 f"roster: the model of {name!r}, {given}, cannot be read as safetensors: {error}"
             ) from None

@@ -63,10 +63,12 @@ class State:
         self.gradient = torch.empty_like(self.X)
 
     def seat(self, seats: Sequence[int | None], start: Tensor) -> None:
-        """Row k of X becomes the old row seats[k] or, for a newcomer (None), start[k] with a fresh optimiser."""
+        """Row k of X becomes the old row seats[k] or, for a newcomer (None), start[k], of which nothing is remembered.
+
+        (AdamW's step counter is one for all rows.)
+        """
         new = [k for k, seat in enumerate(seats) if seat is None]
         self.take([seat or 0 for seat in seats])
-        self.aside = {k for k, seat in enumerate(seats) if seat in self.aside}
         self.X[new] = start[new].to(self.X)
         for remembered in self._row_states():
             remembered[new] = 0

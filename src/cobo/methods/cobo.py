@@ -117,24 +117,35 @@ class CoBo(Method):
         state.seat(seats, start)
         new = np.array([seat is None for seat in seats])
         before, state.tensors = state.tensors, self.start(federation)
-        asked = new[:, None] | new
         if self.domain == "simplex":  # the weights of those who stay sum to one without the newcomer
-            asked = np.broadcast_to(new[:, None], asked.shape)
             state.tensors["evidence"][~new] = 0
         keep_among(state.tensors, before, seats)
+        settle = self._domain.shift if self.solver == "lazy" else self._domain.project  # without those who left
+        state.tensors["evidence"] = settle(state.tensors["evidence"])
         if roster.weights == "probe":
-            pairs = self._drawn(federation, state.round, asked.astype(float))
-            products = federation.products(state.X, pairs, state.round, whole=self.ask == "all")
-            state.sent += 4 * len(pairs)
-            S, heard = self._hear(state, products, torch.zeros(len(federation), dtype=torch.bool))
-            state.tensors["evidence"] = self._domain.vertex(S, state.tensors["evidence"], heard > 0)
+            self._probe(state, federation, new)
         W = state.tensors["weights"] = self._domain.project(state.tensors["evidence"])
-        if roster.start == "peers":
-            for k in np.flatnonzero(new):
-                peers = W[k].clone() * torch.from_numpy(~new)
-                if peers.any():
-                    state.X[k] = (peers / peers.sum()).to(state.X) @ state.X
-                    federation.inherit(int(k), peers)
+        for k in np.flatnonzero(new) if roster.start == "peers" else ():
+            peers = ((W[k] > 0) & torch.from_numpy(~new)).numpy()
+            if peers.any():
+                share = (W[k] / W[k, peers].sum()).to(state.X)
+                state.X[k] = share[peers] @ state.X[peers]
+                federation.inherit(int(k), peers.tolist())
+
+    def _probe(self, state: State, federation: Federation, new: NDArray[np.bool_]) -> None:
+        """The inner problem solved once for the pairs of newcomers, on a simplex for their rows only.
+
+        Who gives no answer is not connected.
+        """
+        rows = np.broadcast_to(new[:, None], (len(new), len(new)))
+        asked = (rows | rows.T if self.domain == "box" else rows) & ~np.eye(len(new), dtype=bool)
+        pairs = self._drawn(federation, state.round, asked.astype(float))
+        products = federation.products(state.X, pairs, state.round, whole=self.ask == "all")
+        state.sent += 4 * len(pairs)
+        S, heard = self._hear(state, products, torch.zeros(len(new), dtype=torch.bool))
+        silent = torch.from_numpy(asked) & (heard == 0)
+        Y = state.tensors["evidence"].masked_fill(silent, 0)
+        state.tensors["evidence"] = self._domain.vertex(S.masked_fill(silent, -torch.inf), Y, heard > 0)
 
     def round(self, state: State, federation: Federation) -> list[str]:
         pairs = self.draw(federation, state.round, state.rounds)

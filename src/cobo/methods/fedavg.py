@@ -53,7 +53,10 @@ class FedAvg(Method):
     def seat(
         self, state: State, federation: Federation, seats: Sequence[int | None], start: Tensor, roster: Roster
     ) -> None:
-        """Nothing changes: everyone has the shared model."""
+        """Everyone has the shared model; a newcomer also gets the others' running statistics."""
+        for k, seat in enumerate(seats):
+            if seat is None:
+                federation.inherit(k, [other is not None for other in seats])
 
     def directions(
         self,

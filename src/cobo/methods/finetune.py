@@ -38,6 +38,8 @@ class FineTunedFedAvg(FedAvg):
     ) -> None:
         if state.round > self._alone_from(state):
             state.seat(seats, start)
+        else:
+            super().seat(state, federation, seats, start, roster)
 
     def _alone_from(self, state: State) -> int:
         return round(self.share * state.rounds)

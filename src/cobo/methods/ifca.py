@@ -64,10 +64,10 @@ class IFCA(Method):
 
     def personal(self, state: State, federation: Federation) -> Tensor:
         best = self._best(state)
-        return state.X[self._k(federation) * best + state.tensors["choice"][best].to(state.X.device)]
+        return state.X[self._centres(state) * best + state.tensors["choice"][best].to(state.X.device)]
 
     def round(self, state: State, federation: Federation) -> list[str]:
-        k, n = self._k(federation), len(federation)
+        k, n = self._centres(state), len(federation)
         self._keep_best(state, k)
         who = participants(federation, state.round, self.participation)
         self._choose(state, federation, np.arange(n) if state.round in (0, state.rounds - 1) else who)
@@ -100,7 +100,9 @@ class IFCA(Method):
         if len(new):
             self._compare(state, federation, new)
         best = state.tensors["choice"][self._best(state)]
-        state.tensors["weights"] = (best[:, None] == best).float()
+        W = state.tensors["weights"] = (best[:, None] == best).float()
+        for k in new.tolist():
+            federation.inherit(k, [bool(W[k, j]) and seat is not None for j, seat in enumerate(seats)])
 
     def _choose(self, state: State, federation: Federation, asked: NDArray[np.int64]) -> None:
         """Clients compare the centres of every set; sets are judged by the second half of their trial."""
@@ -113,7 +115,7 @@ class IFCA(Method):
         """Clients choose their centre in every set; [sets, m] the least losses."""
         whole = self.compare == "all" or state.round == state.rounds - 1
         losses = federation.losses(state.X, asked.tolist(), state.round, whole=whole).cpu().double()
-        sets = losses.nan_to_num(nan=torch.inf, posinf=torch.inf).view(-1, self._k(federation), len(asked))
+        sets = losses.nan_to_num(nan=torch.inf, posinf=torch.inf).view(-1, self._centres(state), len(asked))
         least, state.tensors["choice"][:, asked] = sets.min(1)
         state.sent += len(asked) * len(state.X)
         return least
@@ -131,6 +133,10 @@ class IFCA(Method):
 
     def _trial_rounds(self, state: State) -> int:
         return max(1, round(self.trial * state.rounds))
+
+    def _centres(self, state: State) -> int:
+        """k, which stays what it was at the start, whoever joins or leaves."""
+        return len(state.X) // len(state.tensors["score"])
 
     def _k(self, federation: Federation) -> int:
         return len({client.group for client in federation.clients}) if self.k is None else self.k

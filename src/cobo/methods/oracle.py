@@ -38,6 +38,9 @@ class Oracle(Method):
         groups = federation.groups
         held = {group: seat for group, seat in zip(groups, seats, strict=True) if seat is not None}
         state.seat([held.get(groups[k]) if seat is None else seat for k, seat in enumerate(seats)], start)
+        for k, seat in enumerate(seats):
+            if seat is None:
+                federation.inherit(k, [groups[j] == groups[k] and other is not None for j, other in enumerate(seats)])
         state.tensors |= self.start(federation)
 
     def round(self, state: State, federation: Federation) -> list[str]:

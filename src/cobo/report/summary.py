@@ -72,7 +72,7 @@ def _method(runs: Runs, method: str, target: float | None) -> dict[str, Any]:
     last = {seed: run["history"][-1] for seed, run in mine.items()}
     improved = [_improved(run, local[s]) for s, run in mine.items() if s in local and method != "local"]
     recovery = _recovery(runs, method) if method not in ("local", "oracle") else []
-    graphs = [r for r in mine.values() if r["weights"] is not None and None not in r["true_groups"]]
+    graphs = [r for r in mine.values() if r["weights"] is not None and None not in r["true_groups"] and _several(r)]
     return {
         "accuracy": _spread([_accuracy(run) for run in mine.values()]),
         "loss": _spread([line.get("loss") for line in last.values()]),
@@ -105,6 +105,10 @@ def _accuracy(run: dict[str, Any]) -> float | None:
 def _groups_score(run: dict[str, Any]) -> float:
     relative = run["method"].get("domain") == "simplex"
     return graph.groups_score(*_graph(run), relative=relative)
+
+
+def _several(run: dict[str, Any]) -> bool:
+    return len(run.get("present", run["names"])) > 1
 
 
 def _graph(run: dict[str, Any]) -> tuple[graph.Matrix, list[str | int]]:

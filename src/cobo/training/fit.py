@@ -106,8 +106,7 @@ def _claim(folder: Path, resume: bool) -> None:
 def _result(run: Run) -> Result:
     federation, names = run.federation, run.federation.everyone
     here = federation.build(run.personal)
-    gone = {name: federation.build_one(name, row) for name, row in run.members.left.items() if name in names}
-    models = {name: here[name] if name in here else gone[name] for name in names}
+    models = {name: here[name] if name in here else run.members.model(name) for name in names}
     whole = {name: module.state_dict() for name, module in models.items()}
     own = {name: federation.blueprint.own(state) for name, state in whole.items()}
     history = [
@@ -123,7 +122,8 @@ def _result(run: Run) -> Result:
         weights=run.weights,
         history=history,
         method={"name": run.method.name, **run.method.model_dump()},
-        training={k: v for k, v in run.training.model_dump().items() if not callable(v)},
+        training={k: v for k, v in run.training.model_dump().items() if not callable(v)}
+        | {"roster": run.training.roster.model_dump(mode="json")},
         present=federation.names,
         true_groups=[client.group for client in federation.clients],
         snapshots=run.snapshots,

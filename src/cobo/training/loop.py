@@ -161,12 +161,12 @@ class Run:
             if values:
                 line[name] = None if None in values else fmean(v for v in values if v is not None)
         if state.weights is not None:
-            line["groups"] = int(graph.components(state.weights.numpy(), relative=self._on_simplex).max()) + 1
-            W = self.weights
-            assert W is not None
-            line["settled"] = graph.settled(W, self.snapshots[-1][1] if self.snapshots else None)
+            names, everyone, W = self.federation.names, self.federation.everyone, state.weights.numpy()
+            line["groups"] = int(graph.components(W, relative=self._on_simplex).max()) + 1
+            last = graph.among(names, everyone, self.snapshots[-1][1]) if self.snapshots else None
+            line["settled"] = graph.settled(W, last)
             if state.round in (0, self.training.rounds) or state.round % self._snapshot_every == 0:
-                self.snapshots.append((state.round, W))
+                self.snapshots.append((state.round, graph.among(everyone, names, W)))
         line["clients"] = dict(zip(self.federation.names, measured, strict=True))
         self.history.append(line)
         if self.folder is not None:
@@ -235,6 +235,8 @@ class Run:
             self._keep_records(-1)
             return False
         facts, state = found.facts, self.state
+        if "present" not in facts:
+            raise CheckpointError(f"{self.folder} was written by an older version of cobo; start a new run")
         self._compare(facts["settings"])
         clocks = self.training.clocks
         if clocks is not None and not clocks.blocking and facts["clients"] != self.federation.everyone:
@@ -250,11 +252,10 @@ class Run:
                 state.tensors[leaf] = tensor
             elif room == "optimizer":
                 state.optimizer.state[state.models][leaf] = tensor.to(state.X.device) if leaf != "step" else tensor
-        state.round = facts["round"]
+        state.round, state.sent, state.aside = facts["round"], facts["sent"], set(facts["aside"])
         self.members.restore(state, facts, found.tensors)
         self._replay_schedule(state.round)
         self.federation.computed, self.federation.compared = facts["gradients"], facts["comparisons"]
-        state.sent, state.aside = facts["sent"], set(facts["aside"])
         self._seconds_before = facts["seconds"]
         self._keep_records(state.round)
         return True
@@ -318,7 +319,7 @@ def unpack_weights(path: Path, everyone: Sequence[str]) -> list[tuple[int, NDArr
     try:
         with safe_open(path, "np") as file:
             rounds, weights = file.get_tensor("rounds"), file.get_tensor("weights")
-            names = json.loads(file.metadata()["names"])
+            names = json.loads((file.metadata() or {}).get("names", json.dumps(list(everyone))))
         return [(int(r), graph.among(everyone, names, w)) for r, w in zip(rounds, weights, strict=True)]
     except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}; delete it to go on without the history of W") from error

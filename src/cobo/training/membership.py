@@ -1,11 +1,11 @@
 """Who takes part in a run, round by round: newcomers get a seat, leavers keep their model, nobody else notices."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cobo import engines
 from cobo.errors import CheckpointError, ConfigError
@@ -33,71 +33,81 @@ def check(federation: Federation, method: Method, training: Training) -> None:
 
 
 class Membership:
-    """Those who are present, those who left, and what happened when."""
+    """Those who are present, the models of those who left, and what happened when."""
 
     def __init__(
         self, federation: Federation, method: Method, training: Training, folder: Path | None, tell: Callable[..., None]
     ) -> None:
-        self._federation, self._method, self._roster = federation, method, training.roster
-        self._rounds, self._folder, self._tell = training.rounds, folder, tell
-        self.left: dict[str, Tensor] = {}
+        self._federation, self._method, self._training = federation, method, training
+        self._roster, self._folder, self._tell = training.roster, folder, tell
+        self.left: dict[str, dict[str, Tensor]] = {}
         self.changes: list[dict[str, Any]] = []
 
     def update(self, state: State) -> None:
         """Before a round: let those leave and join whom the roster wants gone or present in it."""
         federation = self._federation
-        before, wanted = federation.names, self._roster.present(federation.everyone, state.round)
-        if before == wanted:
-            return
-        personal = self._method.personal(state, federation)
+        wanted = self._roster.present(federation.everyone, state.round)
+        if federation.names != wanted:
+            since = dict(zip(federation.names, federation.since.tolist(), strict=True))
+            self._change(state, since, wanted, federation.buffers_of)
+
+    def _change(
+        self,
+        state: State,
+        since: Mapping[str, int],
+        wanted: Sequence[str],
+        buffers_of: Callable[[str], dict[str, Tensor]],
+    ) -> None:
+        """From those present (and since when), whose rows are in `state`, to those who are wanted."""
+        federation, blueprint, before = self._federation, self._federation.blueprint, list(since)
+        rows = self._method.personal(state, federation)
+        personal = rows if len(rows) == len(before) else rows[:1].expand(len(before), -1)  # the one that all share
         left = [name for name in before if name not in wanted]
         joined = [name for name in wanted if name not in before]
         for name in left:
-            own = federation.build_one(name, personal[before.index(name)])
-            self._depart(name, personal[before.index(name)], federation.blueprint.own(own.state_dict()))
-        since = dict(zip(before, federation.since.tolist(), strict=True)) | dict.fromkeys(joined, state.round)
-        federation.attend(wanted, since)
+            model = blueprint.build(personal[before.index(name)], buffers_of(name))
+            self.left[name] = blueprint.own(model.state_dict())
+            if self._folder is not None:
+                write_model(self._folder, name, self.left[name])
+        federation.attend(wanted, dict(since) | dict.fromkeys(joined, state.round))
         seats = [None if name in joined else before.index(name) for name in wanted]
-        start = torch.stack([self._begin(k, seats, personal) for k in range(len(seats))])
+        sound = [seat for seat in seats if seat is not None and seat not in state.aside]
+        state.aside = {k for k, seat in enumerate(seats) if seat in state.aside}
+        mean = personal[sound].mean(0) if sound else blueprint.start
+        start = torch.stack([self._begin(k, seats, personal, mean) for k in range(len(seats))])
         self._method.seat(state, federation, seats, start, self._roster)
-        self._note(state.round, left=left, joined=joined)
+        for verb, names in (("left", left), ("joined", joined)):
+            if names:
+                self.changes.append({"round": state.round, verb: names})
+                self._tell(event=verb, round=state.round, clients=names)
 
-    def _begin(self, k: int, seats: list[int | None], personal: Tensor) -> Tensor:
+    def _begin(self, k: int, seats: list[int | None], personal: Tensor, mean: Tensor) -> Tensor:
         """What client k begins with [d] if it is new, as the roster says; its buffers too."""
         federation, blueprint, start = self._federation, self._federation.blueprint, self._roster.start
         seat, name = seats[k], federation.names[k]
         if seat is not None:
             return personal[seat]
         if start == "own":
-            given = self._roster.model(name)
-            if given is not None:
-                federation.welcome(k, given)
-                return blueprint.row(given, name)
-            if name not in self.left:
+            own = self._roster.model(name) or self.left.get(name)
+            if own is None:
                 raise ConfigError(_bring_a_model(name))
-            return self.left[name]  # its buffers are still there
-        if start == "mean":
-            federation.inherit(k, torch.tensor([seat is not None for seat in seats]))
-            return personal.mean(0)
+            federation.welcome(k, own)
+            return blueprint.row(own, name)
         federation.welcome(k, blueprint.buffers)
+        if start == "mean":
+            federation.inherit(k, [seat is not None for seat in seats])
+            return mean
         return blueprint.start
 
-    def _depart(self, name: str, model: Tensor, own: dict[str, Tensor]) -> None:
-        """What a leaver has learned stays, with the run and as a file."""
-        self.left[name] = model.clone()
-        if self._folder is not None:
-            write_model(self._folder, name, own)
-
-    def _note(self, round: int, **happened: list[str]) -> None:
-        for verb, names in happened.items():
-            if names:
-                self.changes.append({"round": round, verb: names})
-                self._tell(event=verb, round=round, clients=names)
+    def model(self, name: str) -> nn.Module:
+        """The model with which a client left."""
+        own, blueprint = self.left[name], self._federation.blueprint
+        return blueprint.build(blueprint.row(own, name), {b: own[b] for b in blueprint.buffers})
 
     # Checkpoints
 
     def tensors(self) -> dict[str, Tensor]:
-        return {f"left/{name}": model for name, model in self.left.items()}
+        return {f"left/{name}/{key}": t for name, own in self.left.items() for key, t in own.items()}
 
     def facts(self) -> dict[str, Any]:
         federation = self._federation
@@ -107,35 +117,52 @@ class Membership:
         }  # fmt: skip
 
     def restore(self, state: State, facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        """Go back to a checkpoint; those of its clients that are no longer given have left in between."""
-        federation, was = self._federation, facts["present"]
-        self.left = {n.removeprefix("left/"): t.to(state.X) for n, t in tensors.items() if n.startswith("left/")}
+        """Go back to a checkpoint, and let those leave and join who are no longer, or newly, wanted now."""
+        federation, clients, was = self._federation, facts["clients"], facts["present"]
+        device = federation.device
         self.changes = facts["changes"]
-        present = [name for name in was if name in federation.everyone]
-        if not present:
-            raise CheckpointError("none of the clients of this run is among those given; start a new run")
-        known = [k for k, name in enumerate(facts["clients"]) if name in federation.everyone]
-        places = [federation.everyone.index(facts["clients"][k]) for k in known]
+        for key, tensor in tensors.items():
+            if key.startswith("left/"):
+                name, _, leaf = key.removeprefix("left/").partition("/")
+                self.left.setdefault(name, {})[leaf] = tensor.to(device)
+        wanted = self._roster.present(federation.everyone, state.round)
+        self._refuse_too_late(state.round, clients, was, wanted)
+        known = [k for k, name in enumerate(clients) if name in federation.everyone]
+        places = [federation.everyone.index(clients[k]) for k in known]
         for name, rows in federation.buffers.items():
-            rows[places] = tensors[f"buffers/{name}"][known].to(rows.device)
-        federation.attend(present, dict(zip(was, facts["since"], strict=True)))
-        gone = [name for name in was if name not in present]
-        if gone:
-            personal = self._method.personal(state, federation)
-            for name in gone:
-                model = personal[was.index(name) if len(personal) == len(was) else 0]  # the one that all share
-                place = facts["clients"].index(name)
-                buffers = {b: tensors[f"buffers/{b}"][place].to(state.X.device) for b in federation.buffers}
-                built = federation.blueprint.build(model, buffers)
-                self._depart(name, model, federation.blueprint.own(built.state_dict()))
-            self._method.seat(state, federation, [was.index(name) for name in present], personal, self._roster)
-            self._note(state.round, left=gone)
-        if state.round == self._rounds:
-            wanted = self._roster.present(federation.everyone, state.round)
-            late = [name for name in wanted if name not in present]
-            if late or gone:
-                verb, name = ("leave", gone[0]) if gone else ("join", late[0])
-                raise CheckpointError(f"this run is finished, so {name!r} can no longer {verb}; start a new one")
+            rows[places] = tensors[f"buffers/{name}"][known].to(device)
+
+        def buffers_of(name: str) -> dict[str, Tensor]:
+            return {b: tensors[f"buffers/{b}"][clients.index(name)].to(device) for b in federation.buffers}
+
+        since = dict(zip(was, facts["since"], strict=True))
+        if was == wanted or state.round == self._training.rounds:
+            federation.attend(was, since)
+        else:
+            self._change(state, since, wanted, buffers_of)
+
+    def _refuse_too_late(self, round: int, clients: list[str], was: list[str], wanted: list[str]) -> None:
+        """What can no longer be done is refused before anything is."""
+        everyone, coming = self._federation.everyone, set(wanted)
+        for change in self._roster.changes:
+            if change.round > round:
+                coming.update(self._roster.present(everyone, change.round))
+        if round == self._training.rounds:
+            for verb, names in (("join", set(wanted) - set(was)), ("leave", set(was) - set(wanted))):
+                if names:
+                    raise CheckpointError(
+                        f"this run is finished, so {min(names)!r} can no longer {verb}; start a new one"
+                    )
+        if not set(was) & set(everyone):
+            raise CheckpointError("none of the clients of this run is among those given; start a new run")
+        for name in everyone:
+            if name not in coming and name not in was and name not in self.left:
+                raise CheckpointError(
+                    f"roster: {name!r} was to take part before round {round}, but the run got there without it; leave "
+                    "it out"
+                )
+        if isinstance(self._method, CoBo) and self._method.output == "uniform" and clients != everyone:
+            raise CheckpointError("output = 'uniform' gives the models of one round, so the clients cannot change")
 
 
 def _bring_a_model(name: str) -> str:
