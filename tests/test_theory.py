@@ -15,7 +15,7 @@ from cobo.errors import ConfigError
 from cobo.experiments import EXPERIMENTS, load_experiment
 from cobo.experiments.figure1 import situations
 from cobo.experiments.quadratic import Quadratic
-from cobo.experiments.theory import Constants, M, constants, printed_zeta2, zeta2
+from cobo.experiments.theory import Constants, M, constants, pairs, printed_zeta2, zeta2
 from cobo.experiments.theory_bench import SideBySide, conditions, quantities, right, selection, series, walk
 from cobo.federation import Federation
 from cobo.methods import CoBo
@@ -123,6 +123,25 @@ def test_zeta_is_the_true_minimum_and_the_printed_one_has_a_wrong_denominator(a,
     assert zeta2(a, b, distance2) == pytest.approx(found, rel=1e-6)
     # Still a lower bound, but not a tight one, where a^2 + b^2 >= 1; too large elsewhere.
     assert (printed_zeta2(a, b, distance2) <= found) == (a**2 + b**2 >= 1)
+
+
+def test_every_pair_has_its_constant():
+    experiment = preset()
+    found = {(p["i"], p["j"]): p for p in pairs(experiment)}
+    assert len(found) == 15
+    assert found["group0-client0", "group0-client1"]["M"] == pytest.approx(0.4 / 2.4)
+    apart = 12  # three points on a circle of radius 2
+    across = found["group0-client0", "group1-client1"]
+    assert across["zeta2"] == pytest.approx(1.96 / 2.96 * apart)
+    assert across["printed_zeta2"] == pytest.approx(1.96 / 2.96**2 * apart)
+
+
+def test_the_step_diverges_with_a_rho_that_the_theorem_allows():
+    """It sets no upper limit; the proof does, eta rho c <= 1/2, in passing."""
+    k = constants(preset())
+    T = math.ceil(k.T0)
+    assert 1 - k.eta(T) * (k.rho * k.c + min(k.a)) > 0
+    assert abs(1 - k.eta(T) * (5 * k.rho * k.c + min(k.a))) > 1  # the factor of x_i - x_j in every round
 
 
 # The bounds

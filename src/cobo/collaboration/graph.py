@@ -51,7 +51,7 @@ def groups_score(W: Matrix, groups: Sequence[str | int | None], *, relative: boo
 
 
 def settled(W: Matrix, before: Matrix | None, tolerance: float = 0.01) -> float:
-    """The share of pairs whose weight has moved by less than `tolerance` since an earlier W; 1 if there are no pairs."""
+    """The share of pairs whose weight has moved by less than `tolerance` since an earlier W; 1 without pairs."""
     if before is None:
         return 0.0
     if len(W) < 2:

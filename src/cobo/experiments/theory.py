@@ -14,7 +14,8 @@ Names are the paper's: f_i = a_i/2 |x - mu_k|^2 in a group of c clients, z_ij = 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import combinations
+from typing import Any, NamedTuple
 
 from cobo.errors import ConfigError
 from cobo.experiments.quadratic import Quadratic
@@ -46,6 +47,21 @@ def zeta2(a_i: float, a_j: float, distance2: float) -> float:
 def printed_zeta2(a_i: float, a_j: float, distance2: float) -> float:
     """The paper's value: its denominator is squared. A lower bound only where a_i^2 + a_j^2 >= 1."""
     return zeta2(a_i, a_j, distance2) / (a_i**2 + a_j**2)
+
+
+def pairs(experiment: Quadratic) -> list[dict[str, Any]]:
+    """For every two clients: M_ij inside a group; zeta_ij^2 across groups, the true one and the printed one."""
+    clients = [(k, i) for k in range(experiment.groups) for i in range(len(experiment.curvatures))]
+    found: list[dict[str, Any]] = []
+    for (k, i), (m, j) in combinations(clients, 2):
+        a, b = experiment.curvatures[i], experiment.curvatures[j]
+        apart = float((experiment.centres[k] - experiment.centres[m]).square().sum())
+        names = {"i": f"group{k}-client{i}", "j": f"group{m}-client{j}"}
+        same = (
+            {"M": M((a, b))} if k == m else {"zeta2": zeta2(a, b, apart), "printed_zeta2": printed_zeta2(a, b, apart)}
+        )
+        found.append({**names, **same})
+    return found
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from cobo.compute.task import Task
 from cobo.errors import ConfigError
 from cobo.experiments.quadratic import Quadratic
-from cobo.experiments.theory import QUANTITIES, Constants, constants, zeta2
+from cobo.experiments.theory import QUANTITIES, Constants, constants, pairs, zeta2
 from cobo.federation import Client, Federation
 from cobo.methods import CoBo, State
 
@@ -155,6 +155,11 @@ def conditions(experiment: Quadratic, path: Path, T: int) -> list[dict[str, str]
             "what the proof takes from it; far off all agree",
         ),
         ("w = w* in a round", f"{100 * float(good.double().mean()):.1f} %", f"in all seeds from round {since} on"),
+        (
+            "eta rho c <= 1/2",
+            yes(eta * k.rho * k.c <= 0.5 + 1e-12),
+            "in the proof only; the theorem allows any larger rho, with which the step can diverge",
+        ),
         ("eta rho n < 2", yes(k.cap * k.rho * path.W.shape[-1] < 2), "not stated; at the cap it means K < 4 groups"),
     ]
     return [{"condition": name, "holds": holds, "why": why} for name, holds, why in rows]
@@ -251,6 +256,7 @@ class Plan:
             "experiment": self.experiment.plain(),
             "seeds": self.seeds,
             "constants": {name: getattr(k, name) for name in ("c", "L", "M", "Delta", "rho", "cap", "T0")},
+            "pairs": pairs(self.experiment),
             "conditions": asked,
             "selections": SELECTIONS,
             "series": measured,

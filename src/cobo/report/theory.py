@@ -60,6 +60,7 @@ def markdown(results: dict[str, Any]) -> str:
 
 def grids(results: dict[str, Any]) -> list[Grid]:
     return [
+        _pairs(results),
         _conditions(results),
         *(
             _measured(f"{kind}: {results['selections'][kind]}", lines, results["constants"]["T0"])
@@ -81,6 +82,19 @@ def remarks(results: dict[str, Any]) -> str:
         f"Without noise, after {quiet['rounds']} rounds: {quiet['distance']:.1e} between members of a group at most, "
         f"{quiet['from_centre']:.1e} from their centre; W is right from round {quiet['right_from']} on."
     )
+
+
+def _pairs(results: dict[str, Any]) -> Grid:
+    heads = ("i", "j", "M_ij", "zeta_ij^2", "zeta_ij^2, printed")
+    rows = [
+        [pair["i"], pair["j"], *(_short(pair[key]) if key in pair else "-" for key in ("M", "zeta2", "printed_zeta2"))]
+        for pair in results["pairs"]
+    ]
+    k = results["constants"]
+    title = (
+        f"Constants: c = {k['c']}, L = {k['L']:g}, Delta = {k['Delta']:g}, rho = {k['rho']:.4g}, cap = {k['cap']:.4g}"
+    )
+    return Grid(title, heads, rows)
 
 
 def _conditions(results: dict[str, Any]) -> Grid:
