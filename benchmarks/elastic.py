@@ -20,6 +20,7 @@ from origin import origin
 import cobo
 from cobo.experiments import EXPERIMENTS, load_experiment
 from cobo.experiments.runner import run
+from cobo.report import figures
 
 NAMES = [f"group{g}-client{k}" for g in range(4) for k in range(4)]
 LATE = [name for name in NAMES if name.endswith("client3")]
@@ -87,30 +88,29 @@ def measure(results: dict[str, cobo.Result], rounds: int) -> dict[str, Any]:
 
 def draw(results: dict[str, cobo.Result], rounds: int, title: str) -> Figure:
     """Accuracy of newcomers, of their mates, and alone; and of those who stay. One seed."""
-    figure = Figure(figsize=(10, 3.6), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
+    figure, (left, right) = figures.new(10, 3.8, 2)
     shown = {
-        "their groups": ("joining", MATES, "#444444"),
-        "newcomers, probing": ("joining", LATE, "#0072B2"),
-        "newcomers, weights 1": ("joining, weights 1", LATE, "#56B4E9"),
-        "the same clients alone (from round 0)": ("alone", LATE, "#D55E00"),
+        "their groups": ("joining", MATES, "black"),
+        "newcomers, probing": ("joining", LATE, figures.BLUE),
+        "newcomers, weights 1": ("joining, weights 1", LATE, figures.ORANGE),
+        "the same clients alone (from round 0)": ("alone", LATE, figures.RED),
     }
     for label, (name, who, colour) in shown.items():
         left.plot(*zip(*curve(results[name], who), strict=True), label=label, color=colour, linewidth=1.3)
-    left.set_title("a quarter of the clients joins at half time", fontsize=10)
-    for (which, names), colour in zip(LEAVERS.items(), ("#0072B2", "#D55E00"), strict=True):
+    left.set_title("a quarter of the clients joins at half time")
+    for (which, names), colour in zip(LEAVERS.items(), (figures.BLUE, figures.RED), strict=True):
         stay = [name for name in NAMES if name not in names]
         for kind, style in (("leaving", "-"), ("never there", ":")):
             points = zip(*curve(results[f"{kind}, {which}"], stay), strict=True)
             verb = "leave" if kind == "leaving" else "never were"
             right.plot(*points, style, label=f"{which} {verb}", color=colour, linewidth=1.3)
-    right.set_title("half of the clients leave: accuracy of the others", fontsize=10)
+    right.set_title("half of the clients leave: accuracy of the others")
     best = max(accuracy for _, accuracy in curve(results["all from the start"], NAMES))
     for axes in (left, right):
-        axes.axvline(rounds // 2, color="#999999", linewidth=0.8, linestyle="--")
+        axes.axvline(rounds // 2, color=figures.GREY, linewidth=0.8, linestyle="--")
         axes.set_xlabel("round")
         axes.set_ylim(best - 20, best + 2)
-        axes.legend(fontsize=8, frameon=False, loc="lower right")
+        axes.legend(fontsize=8, edgecolor="none", framealpha=0.9, loc="lower right")
     left.set_ylabel("accuracy (%)")
     figure.suptitle(title, fontsize=11)
     return figure
@@ -145,8 +145,7 @@ def main() -> None:
     summary = summarise(measured)
     path.write_text(json.dumps({"origin": origin(), "summary": summary, "seeds": measured}, indent=1) + "\n")
     assert shown is not None
-    for kind in ("png", "svg"):
-        shown.savefig(arguments.results / f"{arguments.experiment}.{kind}", dpi=110)
+    figures.save(shown, arguments.results, arguments.experiment)
     print(json.dumps(summary, indent=1))
 
 

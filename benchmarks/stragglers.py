@@ -25,6 +25,7 @@ import cobo
 from cobo.engines.clocks import Times
 from cobo.experiments import EXPERIMENTS, Experiment, load_experiment
 from cobo.experiments.runner import run
+from cobo.report import figures
 from cobo.report.summary import environment
 
 SPEEDS: dict[str, dict[str, Any]] = {
@@ -38,6 +39,7 @@ RUNS: dict[str, tuple[str, bool]] = {  # the method, and whether it waits
     "FedAvg": ("fedavg", True),
     "Ditto": ("ditto", True),
 }
+COLOURS = (figures.ORANGE, figures.BLUE, figures.GREEN, figures.RED)
 Job = tuple[str, str, int]  # speeds, run, seed
 
 
@@ -122,18 +124,20 @@ def table(found: dict[str, dict[str, dict[str, Any]]], target: float | None) -> 
 
 def figure(found: dict[str, dict[str, dict[str, Any]]], target: float | None) -> Figure:
     """Mean accuracy over seeds against time, a panel for each kind of speeds."""
-    drawn = Figure(figsize=(12, 3.8), layout="constrained")
-    for axes, (speeds, runs) in zip(drawn.subplots(1, len(found), sharey=True), found.items(), strict=True):
+    drawn, panels = figures.new(11, 3.8, len(found))
+    looks = dict(zip(RUNS, zip(COLOURS, ("--", "-", ":", "-."), strict=True), strict=True))
+    for axes, (speeds, runs) in zip(panels, found.items(), strict=True):
         for name, r in runs.items():
             ends = [curve["time"][-1] for curve in r["curves"]]
             grid = np.geomspace(max(curve["time"][1] for curve in r["curves"]), min(ends), 200)
             rows = [np.interp(grid, curve["time"], curve["accuracy"]) for curve in r["curves"]]
-            axes.plot(grid, np.mean(rows, axis=0), label=name, linestyle="-" if "waiting" not in name else "--")
+            colour, line = looks[name]
+            axes.plot(grid, np.mean(rows, axis=0), label=name, color=colour, linestyle=line)
         if target is not None:
-            axes.axhline(target, color="0.7", linewidth=0.8)
-        axes.set(xscale="log", xlabel="simulated time", title=speeds)
-    drawn.axes[0].set_ylabel("accuracy %, mean of all clients")
-    drawn.axes[-1].legend(fontsize="small", loc="lower right")
+            axes.axhline(target, color=figures.GREY, linewidth=0.8)
+        axes.set(xscale="log", xlabel="simulated time", title=speeds, ylim=(0, 100))
+    panels[0].set_ylabel("accuracy %, mean of all clients")
+    drawn.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(RUNS), frameon=False)
     return drawn
 
 
@@ -161,9 +165,7 @@ def main() -> None:
     }  # fmt: skip
     options.results.mkdir(parents=True, exist_ok=True)
     (options.results / f"{options.experiment}.json").write_text(json.dumps(facts) + "\n")
-    drawn = figure(found, target)
-    for suffix in ("png", "svg"):
-        drawn.savefig(options.results / f"{options.experiment}.{suffix}", dpi=150)
+    figures.save(figure(found, target), options.results, options.experiment)
     print(f"`python benchmarks/stragglers.py {' '.join(sys.argv[1:])}`, commit {commit}\n\n{table(found, target)}")
 
 
