@@ -131,12 +131,7 @@ def main() -> None:
         for name, (method, changes) in settings(rounds).items():
             experiment = load_experiment(arguments.experiment, EXPERIMENTS, [*base, *changes])
             folder = arguments.out / name.replace(",", "").replace(" ", "-")
-            done = folder / method / f"seed-{seed}" / "result.json"
-            results[name] = (
-                cobo.load(done.parent)
-                if done.exists()
-                else run(experiment, method, seed, folder, resume=True, progress=False)
-            )
+            results[name] = run(experiment, method, seed, folder, resume=True, progress=False)
             print(f"seed {seed}, {name}: {results[name].history[-1]['accuracy']:.2f}", flush=True)
         measured[seed] = measure(results, rounds)
         shown = shown or draw(results, rounds, f"{arguments.experiment}, 16 clients in 4 groups, seed {seed}")

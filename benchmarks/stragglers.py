@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
-import cobo
 from cobo.engines.clocks import Times
 from cobo.experiments import EXPERIMENTS, Experiment, load_experiment
 from cobo.experiments.runner import run
@@ -50,12 +50,7 @@ def once(job: Job, options: argparse.Namespace) -> dict[str, Any]:
     experiment = prepared(options, speeds, waits)
     kind = f"{speeds} {options.count} {'waiting' if waits else 'non-blocking'}".replace(" ", "-")
     folder = options.out / options.experiment / kind
-    finished = (folder / method / f"seed-{seed}" / "result.json").exists()
-    result = (
-        cobo.load(folder / method / f"seed-{seed}")
-        if finished
-        else run(experiment, method, seed, folder, resume=True, progress=False)
-    )
+    result = run(experiment, method, seed, folder, resume=True, progress=False)  # at once, if it is finished
     history, groups = result.history, result.true_groups
     everyone = np.arange(len(result.names))
     assert experiment.clocks is not None
@@ -122,17 +117,24 @@ def table(found: dict[str, dict[str, dict[str, Any]]], target: float | None) -> 
     return "\n".join(lines)
 
 
+def held(curve: dict[str, Any], grid: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The accuracy at the last evaluation before each time: nothing is drawn that was not measured."""
+    last = np.searchsorted(curve["time"], grid, side="right") - 1
+    return np.array(curve["accuracy"])[last]
+
+
 def figure(found: dict[str, dict[str, dict[str, Any]]], target: float | None) -> Figure:
-    """Mean accuracy over seeds against time, a panel for each kind of speeds."""
+    """Mean accuracy over seeds, with the least and the largest, against time; a panel for each kind of speeds."""
     drawn, panels = figures.new(11, 3.8, len(found))
     looks = dict(zip(RUNS, zip(COLOURS, ("--", "-", ":", "-."), strict=True), strict=True))
     for axes, (speeds, runs) in zip(panels, found.items(), strict=True):
         for name, r in runs.items():
             ends = [curve["time"][-1] for curve in r["curves"]]
-            grid = np.geomspace(max(curve["time"][1] for curve in r["curves"]), min(ends), 200)
-            rows = [np.interp(grid, curve["time"], curve["accuracy"]) for curve in r["curves"]]
+            grid = np.geomspace(max(curve["time"][1] for curve in r["curves"]), max(ends), 400)
+            rows = np.array([held(curve, grid) for curve in r["curves"]])
             colour, line = looks[name]
-            axes.plot(grid, np.mean(rows, axis=0), label=name, color=colour, linestyle=line)
+            axes.plot(grid, rows.mean(0), label=name, color=colour, linestyle=line)
+            axes.fill_between(grid, rows.min(0), rows.max(0), color=colour, alpha=0.15, linewidth=0)
         if target is not None:
             axes.axhline(target, color=figures.GREY, linewidth=0.8)
         axes.set(xscale="log", xlabel="simulated time", title=speeds, ylim=(0, 100))
@@ -143,7 +145,7 @@ def figure(found: dict[str, dict[str, dict[str, Any]]], target: float | None) ->
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--experiment", default="digits", choices=list(EXPERIMENTS))
+    parser.add_argument("--experiment", default="digits", choices=["digits", "fashion-mnist"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--count", default="gradients", choices=["rounds", "gradients"])
     parser.add_argument("--staleness", type=int, default=None)

@@ -242,8 +242,9 @@ def nonblocking(
                 used = staleness is None or age <= staleness
                 if once and age > 0 and (i, k, made) in pulled:
                     used = False
-                pulled.add((i, k, made))
                 if k != i and W[i][k] > 0:
+                    if used:
+                        pulled.add((i, k, made))
                     looked.append((age, used))
                     direction += used * rho * W[i][k] * (x[i] - copy)
             new[i] = x[i] - lrs[t[i]] * direction
@@ -256,13 +257,14 @@ def nonblocking(
                 r = min(t[i], t[j])
                 if i == j or not any(k in begins and t[k] == r for k in (i, j)):
                     continue
-                worth = min(max(1, max(t[i], t[j]) - last.get((i, j), -1)), max(1, 0.5 / gamma))
+                worth = max(1, max(t[i], t[j]) - last.get((i, j), -1))
                 last[i, j] = max(t[i], t[j])
                 if asked(i, j, r):
                     z = (newest(i, now)[1] + newest(j, now)[1]) / 2
                     product = (z - mus[i]) * (z - mus[j])
                     parts = [(i, "owed"), (j, "owed")]
-                    worth = worth if catch_up else 1
+                    most = max(1, 0.5 / (gamma * max(1, abs(product))))  # one answer moves w only so far
+                    worth = min(worth, most) if catch_up else 1
                     questions.append({"round": r, "pair": (i, j), "product": product, "worth": worth, "parts": parts})
         for i in clients:
             if until[i] > now:

@@ -10,17 +10,19 @@ from cobo.errors import ConfigError
 from cobo.federation import Federation, Roster
 from cobo.methods import CoBo, Method
 
+Rates = Callable[[], list[dict[str, float]]]
 
-def check(clocks: Clocks | None, federation: Federation, method: Method, optimizer: str, roster: Roster) -> None:
-    """Refuse, with a `ConfigError`, clocks that do not suit the clients, the method, the optimiser or the roster."""
+
+def check(
+    clocks: Clocks | None, federation: Federation, method: Method, optimizer: str, roster: Roster, rates: Rates
+) -> None:
+    """Refuse, with a `ConfigError`, clocks that do not suit the clients, or CoBo's way to be run without waiting."""
     if clocks is None:
         return
     Times(clocks, federation.everyone, federation.seed)
-    if clocks.blocking:
+    if clocks.blocking or not isinstance(method, CoBo):
         return
     cannot = "clocks: blocking = false is not possible with"
-    if not isinstance(method, CoBo):
-        raise ConfigError(f"{cannot} {method.name}; it is a way to run cobo")
     if method.mixing == "implicit":
         raise ConfigError(f"{cannot} cobo.mixing = 'implicit', which needs all models at once; set 'explicit'")
     if method.output == "uniform":
@@ -31,12 +33,12 @@ def check(clocks: Clocks | None, federation: Federation, method: Method, optimiz
         raise ConfigError(f"{cannot} a roster: clients are in different rounds; let them wait, or all stay")
     if federation.policy == "shared":
         raise ConfigError(f"{cannot} buffers = 'shared', which are averaged by all at once; set 'local' or 'none'")
+    for lr in {rate["lr"] for rate in rates()}:
+        method.check(federation, lr)
 
 
-def make_engine(
-    clocks: Clocks | None, federation: Federation, method: Method, rates: Callable[[], list[dict[str, float]]]
-) -> Engine:
-    """The engine that clocks ask for; `rates` gives the optimiser's settings in every round."""
+def make_engine(clocks: Clocks | None, federation: Federation, method: Method, rates: Rates) -> Engine:
+    """The engine that clocks ask for: only CoBo need not wait. `rates` are the optimiser's settings in every round."""
     if clocks is None:
         return InProcess(federation, method)
     if clocks.blocking or not isinstance(method, CoBo):

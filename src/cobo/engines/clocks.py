@@ -39,13 +39,13 @@ class Clocks(Settings):
     """
 
     times: Literal["constant", "log-normal", "straggler", "trace"] = "constant"
-    seconds: float = Field(default=1.0, gt=0)
-    spread: float = Field(default=0.5, ge=0)
-    jitter: float = Field(default=0.0, ge=0)
-    factor: float = Field(default=10.0, gt=0)
+    seconds: float = Field(default=1.0, ge=1e-9, le=1e9)
+    spread: float = Field(default=0.5, ge=0, le=10)
+    jitter: float = Field(default=0.0, ge=0, le=10)
+    factor: float = Field(default=10.0, ge=1e-9, le=1e9)
     stragglers: list[str] = Field(default_factory=list)
     trace: str | None = None
-    delay: float = Field(default=0.0, ge=0)
+    delay: float = Field(default=0.0, ge=0, le=1e9)
     count: Literal["rounds", "gradients"] = "rounds"
     blocking: bool = True
     staleness: int | None = Field(default=None, ge=0)
@@ -55,7 +55,7 @@ class Clocks(Settings):
     @field_validator("trace", mode="before")
     @classmethod
     def _as_text(cls, trace: Any) -> Any:
-        return os.fspath(trace) if isinstance(trace, os.PathLike) else trace
+        return os.path.abspath(trace) if isinstance(trace, (str, os.PathLike)) and os.fspath(trace) else trace
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -92,12 +92,12 @@ class Times:
 def read_trace(path: Path, names: Sequence[str]) -> list[list[float]]:
     """The times in a CSV file with columns `client` and `seconds`, by client and in the order of its rows."""
     try:
-        with open(path, newline="", encoding="utf-8") as file:
+        with open(path, newline="", encoding="utf-8-sig") as file:
             table = csv.DictReader(file)
             if not {"client", "seconds"} <= set(table.fieldnames or ()):
                 raise ConfigError(f"trace {path} should begin with the line: client,seconds")
             rows = [(table.line_num, row["client"], row["seconds"]) for row in table]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except (OSError, ValueError, csv.Error) as error:
         raise ConfigError(f"trace {path} cannot be read: {error}") from None
     times: dict[str, list[float]] = {name: [] for name in names}
     for line, name, text in rows:
@@ -115,8 +115,8 @@ def _seconds(text: str | None, where: str) -> float:
         value = float(text or "")
     except ValueError:
         value = math.nan
-    if not (value > 0 and math.isfinite(value)):
-        raise ConfigError(f"{where}: seconds = {text!r} is not allowed; it should be a number greater than 0")
+    if not 0 < value <= 1e9:
+        raise ConfigError(f"{where}: seconds = {text!r} is not allowed; it should be a number greater than 0, to 1e9")
     return value
 
 

@@ -32,10 +32,6 @@ from cobo.federation import Federation, Products
 from cobo.methods import CoBo, State
 from cobo.methods.base import set_aside
 
-# How far an answer that counts for many rounds may move w by a signal of 1, if gamma alone does not move it farther: it
-# may come from a lucky batch. With 1 or no limit, Fashion-MNIST (tuned gamma 0.44) ended lower with a straggler.
-FARTHEST = 0.5
-
 
 @dataclass
 class Question:
@@ -45,7 +41,7 @@ class Question:
     i: int
     j: int
     values: list[float]  # the gradients' inner product and norms
-    worth: float
+    worth: int
     owed: list[int]
     begun: list[int]
 
@@ -85,8 +81,6 @@ class NonBlocking:
     def __init__(self, federation: Federation, method: CoBo, clocks: Clocks, rates: Sequence[dict[str, float]]) -> None:
         self._federation, self._method, self._clocks, self._rates = federation, method, clocks, rates
         self._times = Times(clocks, federation.names, federation.seed)
-        for lr in {rate["lr"] for rate in rates}:
-            method.check(federation, lr)
         n = len(federation)
         self._time = 0.0
         self._rounds = np.zeros(n, dtype=np.int64)  # t_i
@@ -198,7 +192,7 @@ class NonBlocking:
             usable &= age <= self._clocks.staleness
         if self._clocks.copies == "once":
             usable &= (age == 0) | ~self._looked_at[who]
-        self._looked_at[who] = True
+        self._looked_at[who] |= connected & usable
         self._seen.add(np.broadcast_to(age, usable.shape)[connected & usable], int((connected & ~usable).sum()))
         return W * torch.from_numpy(usable)
 
@@ -236,8 +230,7 @@ class NonBlocking:
         begins, behind = np.isin(np.arange(len(t)), who), t[:, None] <= t
         now = (begins[:, None] & behind) | (begins & behind.T)
         ahead = np.maximum(t[:, None], t)
-        most = max(1.0, FARTHEST / self._method.gamma) if self._clocks.catch_up and self._method.gamma else 1.0
-        worth = np.clip(ahead - self._heard, 1, most)
+        worth = np.maximum(ahead - self._heard, 1) if self._clocks.catch_up else np.ones_like(ahead)
         self._heard = np.where(now, ahead, self._heard)
         drawn = []
         for r in np.unique(t[who]):
@@ -251,7 +244,7 @@ class NonBlocking:
         state.sent += 4 * len(pairs)  # the midpoint to both, and both gradients
         values = torch.stack([products.inner, products.norm_i, products.norm_j], dim=1).tolist()
         for (r, i, j), v in zip(drawn, values, strict=True):
-            self._questions.append(Question(r, i, j, v, worth=float(worth[i, j]), owed=[i, j], begun=[]))
+            self._questions.append(Question(r, i, j, v, worth=int(worth[i, j]), owed=[i, j], begun=[]))
 
     def report(self) -> dict[str, Any]:
         seen, self._seen = self._seen, Seen()

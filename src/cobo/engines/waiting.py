@@ -22,25 +22,32 @@ class Waiting(InProcess):
         self._clocks = clocks
         self._times = Times(clocks, federation.everyone, federation.seed)
         self._now = np.zeros(len(federation.everyone))  # each client's own clock
+        self._time = 0.0
+        self._work, self._sent = federation.work.copy(), 0  # what was done and sent before this round
 
     def round(self, state: State) -> list[str]:
-        work, sent = self._federation.work.copy(), state.sent
-        self._now[~np.isin(self._federation.everyone, self._federation.names)] = self._now.max()  # for when they join
+        federation = self._federation
+        here = np.isin(federation.everyone, federation.names)
         aside = super().round(state)
-        gradients = self._federation.work - work
-        everyone = np.arange(len(gradients))
-        took = self._times.of(everyone, np.full_like(everyone, state.round))
-        self._now += took * (gradients if self._clocks.count == "gradients" else gradients > 0)
-        if state.sent > sent:
-            self._now[:] = self._now.max() + self._clocks.delay
+        gradients = federation.work - self._work  # a newcomer's probe is among them
+        took = self._times.of(np.arange(len(here)), np.full(len(here), state.round))
+        self._now[here] += (took * (gradients if self._clocks.count == "gradients" else gradients > 0))[here]
+        latest = self._now[here].max()
+        if state.sent > self._sent:
+            latest += self._clocks.delay
+            self._now[here] = latest
+        self._now[~here] = latest  # for when they join
+        self._time = max(self._time, latest)
+        self._work, self._sent = federation.work.copy(), state.sent
         return aside
 
     def report(self) -> dict[str, Any]:
-        return {"time": float(self._now.max())}
+        return {"time": float(self._time)}
 
     def facts(self) -> dict[str, Any]:
-        return {"now": dict(zip(self._federation.everyone, self._now.tolist(), strict=True))}
+        now = dict(zip(self._federation.everyone, self._now.tolist(), strict=True))
+        return {"now": now, "time": float(self._time), "sent": self._sent}
 
     def restore(self, facts: dict[str, Any], tensors: Any) -> None:
-        now = facts["now"]
-        self._now = np.array([now.get(name, max(now.values())) for name in self._federation.everyone])
+        self._time, self._sent, now = facts["time"], facts["sent"], facts["now"]
+        self._now = np.array([now.get(name, self._time) for name in self._federation.everyone])

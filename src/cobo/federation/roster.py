@@ -69,6 +69,13 @@ class Roster(Settings):
             raise ValueError('a list such as [{round = 300, join = "north"}, {round = 500, leave = "south"}]')
         return changes
 
+    @field_validator("models")
+    @classmethod
+    def _found_from_anywhere(cls, models: dict[str, Any]) -> dict[str, Any]:
+        return {
+            name: Path(given).absolute() if isinstance(given, (str, Path)) else given for name, given in models.items()
+        }
+
     @model_validator(mode="after")
     def _probes_for_peers(self) -> Self:
         if self.start == "peers" and self.weights == "one":

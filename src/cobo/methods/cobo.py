@@ -25,6 +25,10 @@ from cobo.errors import ConfigError
 from cobo.federation import Federation, Products, Roster
 from cobo.methods.base import Method, State, keep_among, set_aside
 
+# How far an answer that counts for many rounds may move w, if one that counts for one does not move it farther: it may
+# come from a lucky batch. With 1 or no limit, Fashion-MNIST (tuned gamma 0.44) ended lower with a straggler.
+FARTHEST = 0.5
+
 
 class CoBo(Method):
     """One personal model per client, and weights that say who should learn from whom.
@@ -210,6 +214,9 @@ class CoBo(Method):
         i, j = products.pairs.unbind(1)
         good = torch.isfinite(signal) & ~aside.cpu()[i] & ~aside.cpu()[j]
         worth = torch.ones_like(signal) if worth is None else worth.to(signal)
+        if self.gamma:
+            farthest = FARTHEST / (self.gamma * signal.abs().clamp(min=1))
+            worth = worth.minimum(farthest.clamp(min=1))
         i, j, signal, worth = i[good], j[good], signal[good], worth[good]
         S = state.tensors["signals"]
         asked = torch.zeros_like(S)

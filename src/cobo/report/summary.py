@@ -82,7 +82,9 @@ def _method(runs: Runs, method: str, target: float | None) -> dict[str, Any]:
         "comparisons": round(fmean(line["comparisons"] for line in last.values())),
         "bytes": round(fmean(line["bytes"] for line in last.values())),
         "seconds": round(fmean(line["seconds"] for line in last.values()), 2),
-        "rounds_to_target": _mean([_rounds_to(run, target) for run in mine.values()]),
+        "rounds_to_target": _mean([_until(run, target, "round") for run in mine.values()]),
+        "time": _mean([line.get("time") for line in last.values()]),
+        "time_to_target": _mean([_until(run, target, "time") for run in mine.values()]),
         "weights_error": _mean([graph.weights_error(*_graph(r)) for r in graphs]),
         "groups_score": _mean([_groups_score(r) for r in graphs]),
         "told": METHODS[method].told if method in METHODS else None,
@@ -145,10 +147,11 @@ def _recovery(runs: Runs, method: str) -> list[float | None]:
     return [100 * mine / possible if possible > 0 else None for mine, _ in gains]
 
 
-def _rounds_to(run: dict[str, Any], target: float | None) -> int | None:
+def _until(run: dict[str, Any], target: float | None, what: str) -> float | None:
+    """The round, or the simulated time, of the first evaluation at the target."""
     if target is None:
         return None
-    return next((x["round"] for x in run["history"] if (x.get("accuracy") or -1) >= target), None)
+    return next((x.get(what) for x in run["history"] if (x.get("accuracy") or -1) >= target), None)
 
 
 def _mean(values: list[Any]) -> float | None:

@@ -30,7 +30,7 @@ class EventLog:
 
     def __call__(self, event: Event) -> None:
         if event["event"] != "round":
-            stamped = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), **event}
+            stamped = {"at": datetime.now(UTC).isoformat(timespec="milliseconds"), **event}
             self._file.write(json.dumps(stamped) + "\n")
             self._file.flush()
 
@@ -50,7 +50,7 @@ class TensorBoard:
 
     def __call__(self, event: Event) -> None:
         if event["event"] == "evaluated":
-            for name in ("accuracy", "perplexity", "loss", "settled", "gradients"):
+            for name in ("accuracy", "perplexity", "loss", "settled", "gradients", "time"):
                 if event.get(name) is not None:
                     self._writer.add_scalar(name, event[name], event["round"])
             for client, values in event["clients"].items():

@@ -1,5 +1,6 @@
 """The loop: rounds of a method, evaluations, events, checkpoints, and an orderly stop."""
 
+import hashlib
 import json
 import math
 import os
@@ -240,7 +241,9 @@ class Run:
         self._compare(facts["settings"])
         clocks = self.training.clocks
         if clocks is not None and not clocks.blocking and facts["clients"] != self.federation.everyone:
-            raise CheckpointError(f"{self.folder} does not wait for slow clients, so its clients cannot change midway")
+            raise CheckpointError(
+                f"{self.folder} does not wait for slow clients, so its clients, and their order, cannot change midway"
+            )
         parts = dict(found.tensors)
         state.models.data = parts.pop("models").to(state.X)
         state.gradient = torch.empty_like(state.X)
@@ -263,11 +266,15 @@ class Run:
     def _settings(self) -> dict[str, Any]:
         """What must be the same for a run to be gone on with: all that its numbers depend on."""
         training = {k: v for k, v in self.training.model_dump().items() if k not in FREE and not callable(v)}
+        clocks = training.pop("clocks") or {}
+        if clocks.get("trace") is not None:
+            clocks["trace"] = hashlib.sha256(Path(clocks["trace"]).read_bytes()).hexdigest()
         blueprint = self.federation.blueprint
         return {
             "method": self.method.name,
             **{f"{self.method.name}.{k}": v for k, v in self.method.model_dump().items()},
             **training,
+            **{f"clocks.{k}": v for k, v in clocks.items()},
             "parameters": {n: list(shape) for n, shape in zip(blueprint.names, blueprint.shapes, strict=True)},
         }
 

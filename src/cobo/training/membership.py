@@ -23,7 +23,7 @@ def check(federation: Federation, method: Method, training: Training) -> None:
         method.check(federation, training.lr)
     if roster.changes and isinstance(method, CoBo) and method.output == "uniform":
         raise ConfigError("output = 'uniform' gives the models of one round, so it cannot go with a roster")
-    engines.check(training.clocks, federation, method, training.optimizer, roster)
+    engines.check(training.clocks, federation, method, training.optimizer, roster, training.rates)
     for name in roster.models:
         federation.blueprint.row(roster.model(name) or {}, name)
     for change in roster.changes:
