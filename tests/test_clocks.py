@@ -20,8 +20,11 @@ from cobo.engines import Clocks, NonBlocking
 from cobo.engines.clocks import Times
 from cobo.errors import CheckpointError, ConfigError, Interrupted
 from cobo.experiments import EXPERIMENTS, load_experiment
+from cobo.experiments.runner import run
 from cobo.methods import METHODS
 from cobo.models import mlp
+from cobo.report.summary import summarise
+from cobo.report.table import markdown
 
 NAMES = ["north", "east", "south", "west"]
 
@@ -585,3 +588,20 @@ def test_a_newcomers_probe_takes_time_and_its_clock_starts_when_it_joins():
     slow = {"times": "straggler", "stragglers": ["c3"]}
     local = small(clocks=slow, method=cobo.Local(), roster=roster, rounds=6, evaluate_every=1)
     assert [line["time"] for line in local.history] == [0, 1, 2, 3, 4, 14, 24]
+
+
+def test_the_table_says_what_time_was_simulated(tmp_path):
+    experiment = load_experiment("digits", EXPERIMENTS, ["rounds=6", "clocks.times=straggler", "target_accuracy=5"])
+    run(experiment, "local", 0, tmp_path, resume=False, progress=False)
+    results = summarise(tmp_path, "digits", 5.0)
+    assert results["methods"]["local"]["time"] == 60
+    assert results["methods"]["local"]["time_to_target"] == 0
+    assert "Simulated time to target: local 0 of 60." in markdown(results)
+
+
+def test_runs_under_other_clocks_need_another_folder_and_are_told_why(tmp_path):
+    changes = ["rounds=2", "clocks.times=straggler"]
+    run(load_experiment("digits", EXPERIMENTS, changes), "cobo", 0, tmp_path, resume=False, progress=False)
+    other = load_experiment("digits", EXPERIMENTS, [*changes, "clocks.blocking=false"])
+    with pytest.raises(CheckpointError, match=r"holds runs with clocks\.blocking = True, not False"):
+        run(other, "cobo", 0, tmp_path, resume=True)

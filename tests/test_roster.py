@@ -262,6 +262,7 @@ def test_every_method_goes_on_when_clients_come_and_go(tmp_path, name):
     assert [r for r, _ in whole.snapshots] == [r for r, _ in resumed.snapshots]
     again = cobo.load(tmp_path / "parts")
     assert again.present == ["c1", "c3"]
+    assert again.changes[:2] == [{"round": 7, "joined": ["c3"]}, {"round": 9, "left": ["c0"]}]
     assert again.groups() == whole.groups()
 
 
@@ -456,6 +457,17 @@ def test_statistics_come_back_with_a_client_that_missed_a_start(tmp_path):
         small(people(3), out=tmp_path / "run", resume=True, roster={"start": "own"}, **options)
     for name, rows in back[20].items():
         assert torch.allclose(rows[2], left[name]), name
+
+
+def test_a_client_with_other_data_is_not_taken_for_the_same(tmp_path):
+    stopped(tmp_path, people(3))
+    x, y = people()[1].train.fields
+    changed = cobo.Client("c1", train=(x, 1 - y), test=people()[1].test, group=1)
+    with pytest.raises(CheckpointError, match="client 'c1' has other training samples"):
+        small([people()[0], changed, people()[2]], out=tmp_path / "run", resume=True)
+    fewer = cobo.Client("c1", train=(x[:-1], y[:-1]), test=people()[1].test, group=1)
+    with pytest.raises(CheckpointError, match="client 'c1' has other training samples"):
+        small([people()[0], fewer, people()[2]], out=tmp_path / "run", resume=True)
 
 
 # Broken clients, and what belongs to a model

@@ -7,6 +7,7 @@
 """
 
 from cobo import errors
+from cobo.engines import Clocks
 from cobo.federation import Client, Roster, partition
 from cobo.methods import IFCA, CoBo, Ditto, FedAvg, FederatedClustering, FineTunedFedAvg, Local, Oracle
 from cobo.training.fit import fit
@@ -18,6 +19,7 @@ __version__ = "0.1.0"
 __all__ = [
     "IFCA",
     "Client",
+    "Clocks",
     "CoBo",
     "Ditto",
     "FedAvg",

@@ -77,7 +77,7 @@ def run(
 ) -> None:
     """Run one method of an experiment with one seed."""
     chosen = load_experiment(experiment, EXPERIMENTS, _changes(set_, rounds), tuned)
-    folder = out or Path("runs") / chosen.experiment
+    folder = out or _folder(experiment)
     listeners: list[Listener] = [] if tensorboard is None else [_tensorboard(tensorboard)]
     with _resumable(folder):
         run_one(chosen, method, seed, folder, resume=resume, listeners=listeners)
@@ -102,7 +102,7 @@ def compare(
         raise ConfigError(
             f"--tuned {tuned!r} has nothing for {untuned[0]}; tune it too, or choose --methods without it"
         )
-    _compare(chosen, methods, seeds, out or Path("runs") / chosen.experiment, resume=resume)
+    _compare(chosen, methods, seeds, out or _folder(experiment), resume=resume)
 
 
 @app.command()
@@ -119,7 +119,7 @@ def tune(
     """Search each method's settings on validation data, with the same number of trials; for `compare --tuned`."""
     chosen = load_experiment(experiment, EXPERIMENTS, _changes(set_, rounds))
     wanted = _wanted(methods, chosen)
-    folder = out or Path("runs") / f"tune-{chosen.experiment}"
+    folder = out or _folder(experiment, "tune-")
     if not resume and any(folder.glob("*/trials.jsonl")):
         raise CheckpointError(f"{folder} already holds a search; go on with it (--resume) or choose another --out")
 
@@ -271,6 +271,11 @@ class _resumable:  # noqa: N801, reads as a verb where it is used
             raise _Stopped(f"{said}; go on with the same command and --resume (written to {self._folder})") from None
         if isinstance(error, RunError):
             error.args = (f"{error} (what was written before stays in {self._folder})",)
+
+
+def _folder(experiment: str, prefix: str = "") -> Path:
+    """Where runs of an experiment go: each preset, and each file, has a folder of its own."""
+    return Path("runs") / f"{prefix}{Path(experiment).stem}"
 
 
 def _changes(changes: list[str] | None, rounds: int | None) -> list[str]:

@@ -17,6 +17,8 @@ from cobo.federation import Client
 from cobo.methods import METHODS, Method
 from cobo.training.settings import OWN, Training
 
+TABLES = ("roster", "clocks")  # settings that have settings
+
 
 class Parts(NamedTuple):
     """What `cobo.fit` needs: clients, a model, a loss."""
@@ -104,8 +106,11 @@ def load_experiment(
     elif Path(name).suffix == ".toml" and Path(name).is_file():
         table = _read(Path(name))
     else:
-        raise ConfigError(f"experiment {name!r} is not known; it should be one of {', '.join(known)}, or a .toml file")
+        missing = "is no file that is there" if Path(name).suffix == ".toml" else "is not known"
+        raise ConfigError(f"experiment {name!r} {missing}; it should be one of {', '.join(known)}, or a .toml file")
     kind = str(table.get("experiment"))
+    if "experiment" not in table:
+        raise ConfigError(f"{name} does not say which experiment it is; add a line such as experiment = 'digits'")
     if kind not in known:
         raise ConfigError(f"{name}: experiment = {kind!r} is not known; it should be one of {', '.join(known)}")
     if tuned is not None:
@@ -144,7 +149,9 @@ def _read(path: Path | Traversable) -> dict[str, Any]:
 
 
 def override(table: dict[str, Any], change: str) -> None:
-    """Apply KEY=VALUE to a table of settings; the value is read as TOML, METHOD.KEY reaches a method's table.
+    """Apply KEY=VALUE to a table of settings; the value is read as TOML.
+
+    METHOD.KEY reaches a method's table, clocks.KEY and roster.KEY theirs.
 
     >>> table = {"lr": 0.1, "methods": {"cobo": {"rho": 1.0, "lr": 0.2}}}
     >>> override(table, "cobo.rho=2.5"); override(table, "lr=0.3"); table
@@ -156,8 +163,10 @@ def override(table: dict[str, Any], change: str) -> None:
         raise ConfigError(f"--set {change!r} is not allowed; it should be KEY=VALUE")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except tomllib.TOMLDecodeError as error:
         value = text.strip()
+        if value.startswith(("{", "[")):
+            raise ConfigError(f"--set {change!r} is not valid TOML: {error}") from None
     owner, dot, leaf = key.partition(".")
     if key in ("seed", "experiment", "methods") or leaf == "seed":
         raise ConfigError(f"--set {change!r} is not allowed; the seed has --seed or --seeds, the experiment its name")
@@ -168,5 +177,8 @@ def override(table: dict[str, Any], change: str) -> None:
                 own.pop(key, None)
     elif owner in METHODS:
         table.setdefault("methods", {}).setdefault(owner, {})[leaf] = value
+    elif owner in TABLES:
+        table.setdefault(owner, {})[leaf] = value
     else:
-        raise ConfigError(f"--set {change!r}: {owner!r} is not a method; known are {', '.join(METHODS)}")
+        known = ", ".join([*METHODS, *TABLES])
+        raise ConfigError(f"--set {change!r}: {owner!r} has no settings of its own; known are {known}")

@@ -37,15 +37,23 @@ class Claim:
             if stored.get(key) == self._settings.get(key):
                 continue
             if not (alone and key in experiment.members):
+                where, was, now = _difference(key, stored.get(key), self._settings.get(key))
                 raise CheckpointError(
-                    f"{folder} holds runs with {key} = {stored.get(key)!r}, not {self._settings.get(key)!r}; "
-                    "use the same settings or another --out"
+                    f"{folder} holds runs with {where} = {was!r}, not {now!r}; use the same settings or another --out"
                 )
             self._changed = True
 
     def __call__(self, event: Event) -> None:
         if event["event"] == "started" and self._changed:
             write_atomic(self._path, tomli_w.dumps(self._settings).encode())
+
+
+def _difference(key: str, stored: Any, given: Any) -> tuple[str, Any, Any]:
+    """Where two different settings differ: for tables, the first entry that does."""
+    if isinstance(stored, dict) and isinstance(given, dict):
+        first = next(k for k in {**stored, **given} if stored.get(k) != given.get(k))
+        return _difference(f"{key}.{first}", stored.get(first), given.get(first))
+    return key, stored, given
 
 
 class Watcher(Protocol):

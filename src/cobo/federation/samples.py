@@ -1,5 +1,6 @@
 """A client's samples in one shape, whatever the user handed over: fields that can be indexed by position."""
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -117,6 +118,14 @@ class Pool:
 
     def _placed(self, fields: Fields) -> Fields:
         return tuple(f.to(self._device, self._dtype if f.is_floating_point() else f.dtype) for f in fields)
+
+
+def fingerprint(samples: Samples) -> str:
+    """A checksum of samples that are at hand; of those made on demand only their number is known."""
+    digest = hashlib.blake2b(str(len(samples)).encode(), digest_size=16)
+    for field in samples.fields if isinstance(samples, TensorSamples) else ():
+        digest.update(field.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def as_samples(data: Any, name: str, part: str) -> Samples:

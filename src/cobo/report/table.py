@@ -16,7 +16,8 @@ COLUMNS = (
 )  # fmt: skip
 SPREAD = ("accuracy", "loss", "improved", "recovery")
 SINGLE = (
-    "gradients", "comparisons", "bytes", "rounds_to_target", "weights_error", "groups_score", "seconds", "told"
+    "gradients", "comparisons", "bytes", "rounds_to_target", "weights_error", "groups_score", "seconds", "time",
+    "time_to_target", "told",
 )  # fmt: skip
 
 
@@ -115,6 +116,9 @@ def _notes(results: Results, *, short: bool = False) -> str:
     notes += [f"Told: {', '.join(told)}."] if told else []
     fewer = [f"{name} {len(m['seeds'])}" for name, m in results["methods"].items() if m["seeds"] != results["seeds"]]
     notes += [f"* fewer seeds: {', '.join(fewer)}."] if fewer else []
+    timed = {name: m for name, m in results["methods"].items() if m.get("time") is not None}
+    spent = [f"{name} {_number(m['time_to_target'], 0)} of {_number(m['time'], 0)}" for name, m in timed.items()]
+    notes += [f"Simulated time to target: {', '.join(spent)}."] if spent else []
     missing = results["unfinished"]
     notes += [f"Begun but not finished: {', '.join(missing)}."] if missing else []
     return ("\n" if short else " ").join(notes)

@@ -160,7 +160,9 @@ def _curvatures(results: dict[str, Any]) -> Grid:
         for line in results["curvatures"]
     ]  # fmt: skip
     return Grid(
-        "The consensus bound against M^2, each at T = its T0 (exact selection): with M = 0 it says 0", heads, rows
+        "The consensus bound against M^2, each at T = its T0 at most (exact selection): with M = 0 it says 0",
+        heads,
+        rows,
     )
 
 

@@ -125,6 +125,7 @@ def _result(run: Run) -> Result:
         training={k: v for k, v in run.training.model_dump().items() if not callable(v)}
         | {"roster": run.training.roster.model_dump(mode="json")},
         present=federation.names,
+        changes=run.members.changes,
         true_groups=[client.group for client in federation.clients],
         snapshots=run.snapshots,
         states=own,

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from cobo import engines
 from cobo.errors import CheckpointError, ConfigError
 from cobo.federation import Federation
+from cobo.federation.samples import fingerprint
 from cobo.methods import CoBo, Method, State
 from cobo.training.checkpoint import write_model
 from cobo.training.settings import Training
@@ -42,6 +43,7 @@ class Membership:
         self._roster, self._folder, self._tell = training.roster, folder, tell
         self.left: dict[str, dict[str, Tensor]] = {}
         self.changes: list[dict[str, Any]] = []
+        self._data = {c.name: fingerprint(c.train) for c in federation.clients} if folder is not None else {}
 
     def update(self, state: State) -> None:
         """Before a round: let those leave and join whom the roster wants gone or present in it."""
@@ -113,7 +115,7 @@ class Membership:
         federation = self._federation
         return {
             "clients": federation.everyone, "present": federation.names, "since": federation.since.tolist(),
-            "changes": self.changes, "roster": self._roster.model_dump(mode="json"),
+            "changes": self.changes, "roster": self._roster.model_dump(mode="json"), "data": self._data,
         }  # fmt: skip
 
     def restore(self, state: State, facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
@@ -127,6 +129,12 @@ class Membership:
                 self.left.setdefault(name, {})[leaf] = tensor.to(device)
         wanted = self._roster.present(federation.everyone, state.round)
         self._refuse_too_late(state.round, clients, was, wanted)
+        for name, data in facts["data"].items():
+            if self._data.get(name, data) != data:
+                raise CheckpointError(
+                    f"client {name!r} has other training samples than when this run was started; give it the same, or "
+                    "another name"
+                )
         known = [k for k, name in enumerate(clients) if name in federation.everyone]
         places = [federation.everyone.index(clients[k]) for k in known]
         for name, rows in federation.buffers.items():

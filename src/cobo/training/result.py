@@ -27,7 +27,7 @@ class Result:
     """The outcome of `cobo.fit`; rows and columns of `weights` are in the order of `names`.
 
     `names` are all clients. Those who left before the end have the model they left with, and weight 0 with everyone;
-    `present` are the others.
+    `present` are the others; `changes` says who joined and left when.
     """
 
     names: list[str]
@@ -37,6 +37,7 @@ class Result:
     method: dict[str, Any]
     training: dict[str, Any]
     present: list[str]
+    changes: list[dict[str, Any]] = field(default_factory=list)
     true_groups: list[str | int | None] = field(default_factory=list)
     snapshots: list[Snapshot] = field(default_factory=list, repr=False)
     states: dict[str, dict[str, Tensor]] = field(default_factory=dict, repr=False)
@@ -76,8 +77,8 @@ class Result:
                 folder / "weights.safetensors", pack_weights(self.names, self.snapshots or [(-1, self.weights)])
             )
         facts = {
-            "names": self.names, "present": self.present, "true_groups": self.true_groups, "method": self.method,
-            "training": self.training, "architecture": self.architecture,
+            "names": self.names, "present": self.present, "changes": self.changes, "true_groups": self.true_groups,
+            "method": self.method, "training": self.training, "architecture": self.architecture,
             "weights": None if self.weights is None else self.weights.tolist(), "history": self.history,
         }  # fmt: skip
         write_atomic(folder / "result.json", json.dumps(facts).encode())
@@ -117,6 +118,7 @@ def load_result(folder: str | Path, model: nn.Module | Callable[[], nn.Module] |
         method=facts["method"],
         training=facts["training"],
         present=facts.get("present", facts["names"]),
+        changes=facts.get("changes", []),
         true_groups=facts["true_groups"],
         snapshots=unpack_weights(path, facts["names"]) if path.exists() else [],
         states=states,
