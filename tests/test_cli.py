@@ -59,6 +59,7 @@ def test_run_leaves_what_the_contract_says(tmp_path):
     assert all((one[k] == two[k]).all() for k in one)
 
 
+@pytest.mark.slow
 def test_compare_fills_the_table_and_report_rebuilds_it(tmp_path):
     code, out, err = run("compare", "digits", "--seeds", "2", "--rounds", "10", "--out", str(tmp_path))
     assert code == 0, err
@@ -255,6 +256,7 @@ def test_lists_of_experiments_methods_and_data(command, words, monkeypatch, caps
     assert all(word in out for word in words)
 
 
+@pytest.mark.slow
 def test_examples_run_and_fit_on_a_page(tmp_path):
     script = ROOT / "examples" / "own_data.py"
     assert len(script.read_text().splitlines()) < 40

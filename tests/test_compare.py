@@ -339,6 +339,7 @@ def test_nobody_trains_on_validation_samples():
     assert {len(client.train) for client in everything} == {480}
 
 
+@pytest.mark.slow
 def test_a_search_never_looks_at_test_samples(tmp_path, monkeypatch):
     folders = []
     real = permuted.digits
@@ -356,6 +357,7 @@ def test_a_search_never_looks_at_test_samples(tmp_path, monkeypatch):
         assert one == two
 
 
+@pytest.mark.slow
 def test_the_best_trial_by_mean_over_seeds_is_written_and_used(tmp_path):
     folder = tmp_path / "search"
     found = search.tune(tiny(), ["ditto", "local"], 4, 2, folder, Silent())

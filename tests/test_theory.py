@@ -333,6 +333,7 @@ def command(monkeypatch, capsys):
     return call
 
 
+@pytest.mark.slow
 def test_the_command_writes_its_files_and_does_not_overwrite_them(tmp_path, command):
     arguments = ("theory", "--seeds", "2", "--doublings", "2", "--out", str(tmp_path))
     code, out, err = command(*arguments)
