@@ -130,7 +130,7 @@ def figure(found: dict[str, dict[str, dict[str, Any]]], target: float | None) ->
     for axes, (speeds, runs) in zip(panels, found.items(), strict=True):
         for name, r in runs.items():
             ends = [curve["time"][-1] for curve in r["curves"]]
-            grid = np.geomspace(max(curve["time"][1] for curve in r["curves"]), max(ends), 400)
+            grid = np.geomspace(max(curve["time"][1] for curve in r["curves"]), max(ends), 150)
             rows = np.array([held(curve, grid) for curve in r["curves"]])
             colour, line = looks[name]
             axes.plot(grid, rows.mean(0), label=name, color=colour, linestyle=line)
