@@ -214,17 +214,31 @@ def identical(one: Path, two: Path) -> bool:
     return len(a) == 10 and a == b
 
 
+COMING_AND_GOING = (
+    'roster={changes=[{round=30, join="group0-client1"}, {round=90, leave="group1-client0"}, '
+    '{round=120, leave="group3-client0"}, {round=150, join="group1-client0"}]}'
+)
+
+
 @pytest.mark.slow
-def test_kill_9_at_random_moments_then_resume_gives_the_same_run(tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("plain", ()),
+        ("roster", ("--set", COMING_AND_GOING)),
+        ("non-blocking", ("--set", 'clocks={times="log-normal", blocking=false, delay=0.7}')),
+    ],
+)
+def test_kill_9_at_random_moments_then_resume_gives_the_same_run(tmp_path, kind, changes):
     import random
 
-    moments = random.Random(0)
-    settings = ("run", "digits", "--rounds", "300", "--set", "evaluate_every=7")
+    moments = random.Random(kind)
+    settings = ("run", "digits", "--rounds", "210", "--set", "evaluate_every=5", *changes)
     assert run(*settings, "--out", str(tmp_path / "whole"))[0] == 0
     arguments = (*settings, "--out", str(tmp_path / "killed"), "--resume")
     metrics = tmp_path / "killed" / "cobo" / "seed-0" / "metrics.jsonl"
     kills = 0
-    while kills < 6:
+    while kills < 5:
         process = start(*arguments)
         seen = len(metrics.read_text().splitlines()) if metrics.exists() else 0
         if seen < 30:

@@ -61,6 +61,8 @@ PANELS = {
 
 def theory(results: dict[str, Any]) -> "Figure":
     """The theorem's three quantities, measured, beside their bounds."""
+    from matplotlib.ticker import FuncFormatter, LogLocator
+
     figure, axes = new(10, 3.8, len(PANELS))
     T0 = results["constants"]["T0"]
     for ax, (name, title) in zip(axes, PANELS.items(), strict=True):
@@ -76,6 +78,8 @@ def theory(results: dict[str, Any]) -> "Figure":
         ax.set(xscale="log", yscale="log", title=title, xlabel="rounds T")
         ax.set_xticks(T[::3], [str(t) for t in T[::3]])
         ax.minorticks_off()
+        ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes[0].set_ylabel("average over the run, worst group")
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)

@@ -14,6 +14,7 @@ from cobo.report.summary import environment
 from cobo.training.checkpoint import write_atomic
 
 QUANTITIES = tuple(figures.PANELS)
+BOUNDS = ("printed", "corrected")
 
 
 class Grid(NamedTuple):
@@ -74,9 +75,24 @@ def grids(results: dict[str, Any]) -> list[Grid]:
     ]  # fmt: skip
 
 
+def verdict(results: dict[str, Any]) -> list[str]:
+    """What was found for exact selection, which the proof is about, in a line for each quantity."""
+    lines = results["series"]["exact"]
+    said = []
+    for name in QUANTITIES:
+        above = {bound: [x["T"] for x in lines if x[name]["measured"] > x[name][bound]] for bound in BOUNDS}
+        told = [f"{bound} bound {'holds at every T' if not T else f'exceeded at T = {_places(T, len(lines))}'}"
+                for bound, T in above.items()]  # fmt: skip
+        slope = results["slopes"]["exact"][name]["after_T0"]
+        fitted = "too few T >= T0 for a slope" if slope is None else f"slope {slope:.2f} for T >= T0"
+        said.append(f"Exact selection, {name}: {', '.join(told)}; {fitted}.")
+    return said
+
+
 def remarks(results: dict[str, Any]) -> str:
     quiet, k = results["noise_free"], results["constants"]
-    return (
+    return "\n".join(verdict(results)) + (
+        "\n"
         f"* T < T0 = 48 L Delta / sigma^2 = {k['T0']:.0f}: the step size is capped. {results['seeds']} seeds, means, "
         "the worst group; x is measured / bound.\n"
         f"Without noise, after {quiet['rounds']} rounds: {quiet['distance']:.1e} between members of a group at most, "
@@ -130,7 +146,7 @@ def _verdict(results: dict[str, Any]) -> Grid:
         for name in QUANTITIES:
             slopes = results["slopes"][kind][name]
             above = [_places([x["T"] for x in lines if x[name]["measured"] > x[name][bound]], len(lines))
-                     for bound in ("printed", "corrected")]  # fmt: skip
+                     for bound in BOUNDS]  # fmt: skip
             rows.append([kind, name, *above, _slope(slopes["all"]), _slope(slopes["after_T0"])])
     return Grid("Where a bound is exceeded, and the slope of log measured over log T", heads, rows)
 
