@@ -27,7 +27,7 @@ from cobo.methods import METHODS
 from cobo.training.checkpoint import write_atomic
 from cobo.training.fit import fit
 from cobo.training.lock import only_one
-from cobo.training.loop import append_synced
+from cobo.training.records import append_synced
 
 FIRST_SEED = 1000
 VALIDATION = 0.2

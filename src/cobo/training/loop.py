@@ -3,7 +3,6 @@
 import hashlib
 import json
 import math
-import os
 import signal
 import threading
 import time
@@ -17,8 +16,6 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -31,6 +28,7 @@ from cobo.methods import CoBo, Method, State
 from cobo.training import checkpoint
 from cobo.training.events import Event, Listener
 from cobo.training.membership import Membership, check
+from cobo.training.records import append_synced, pack_weights, read_metrics, unpack_weights
 from cobo.training.settings import Training
 
 MOST_SNAPSHOTS = 200
@@ -312,47 +310,6 @@ class Run:
         self._tell(event="interrupted", round=self.state.round)
         remedy = "give out= to be able to go on" if self.folder is None else f"go on with resume=True ({self.folder})"
         raise Interrupted(f"stopped by the user after round {self.state.round} of {self.training.rounds}; {remedy}")
-
-
-def pack_weights(names: Sequence[str], snapshots: Sequence[tuple[int, NDArray[np.float32]]]) -> bytes:
-    """W over time as safetensors: rounds [s], weights [s, n, n]; the names of the n clients are in its metadata."""
-    rounds, weights = [r for r, _ in snapshots], np.stack([w for _, w in snapshots])
-    tensors = {"rounds": torch.tensor(rounds), "weights": torch.from_numpy(weights)}
-    return save(tensors, metadata={"names": json.dumps(list(names))})
-
-
-def unpack_weights(path: Path, everyone: Sequence[str]) -> list[tuple[int, NDArray[np.float32]]]:
-    """W over time among `everyone`, whoever the clients were when it was written."""
-    try:
-        with safe_open(path, "np") as file:
-            rounds, weights = file.get_tensor("rounds"), file.get_tensor("weights")
-            names = json.loads((file.metadata() or {}).get("names", json.dumps(list(everyone))))
-        return [(int(r), graph.among(everyone, names, w)) for r, w in zip(rounds, weights, strict=True)]
-    except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}; delete it to go on without the history of W") from error
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics file; a last line torn by a kill is left out."""
-    lines = []
-    texts = path.read_bytes().splitlines(keepends=True)
-    for k, text in enumerate(texts):
-        try:
-            line = json.loads(text)
-            line["round"]
-        except (ValueError, TypeError, KeyError, IndexError) as error:
-            if k == len(texts) - 1 and not text.endswith(b"\n"):
-                break
-            raise CheckpointError(f"{path} is damaged in line {k + 1}; mend or delete the file") from error
-        lines.append(line)
-    return lines
-
-
-def append_synced(path: Path, text: str) -> None:
-    with open(path, "a", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _short(value: Any) -> str:

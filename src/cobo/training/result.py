@@ -17,7 +17,7 @@ from cobo.collaboration import graph
 from cobo.errors import CheckpointError
 from cobo.training.architecture import Description, rebuild
 from cobo.training.checkpoint import packed, write_atomic, write_model
-from cobo.training.loop import pack_weights, unpack_weights
+from cobo.training.records import pack_weights, unpack_weights
 
 Snapshot = tuple[int, NDArray[np.float32]]
 
