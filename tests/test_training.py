@@ -246,11 +246,19 @@ def test_w_is_kept_about_200_times_at_most():
     assert len(result.history) == 403
 
 
+def test_w_is_settled_when_it_has_not_moved_for_a_tenth_of_the_rounds():
+    """However often it is looked at: one round apart, W hardly ever moves by much."""
+    often, rarely = (small(rounds=100, evaluate_every=every, method=cobo.CoBo(gamma=0.01)) for every in (1, 10))
+    assert [line["settled"] for line in often.history[:10]] == [0] * 10
+    assert often.history[20]["settled"] == rarely.history[2]["settled"] < 1
+    assert often.history[100]["settled"] == rarely.history[10]["settled"]
+
+
 def test_a_run_that_ends_before_w_has_settled_says_so():
     for rounds, said in ((30, True), (400, False)):
         heard = []
         small(rounds=rounds, method=cobo.CoBo(gamma=0.1 if rounds > 100 else 0.05), listeners=[heard.append])
-        assert any("W has not settled" in e.get("message", "") for e in heard) == said
+        assert any("W is undecided" in e.get("message", "") for e in heard) == said
 
 
 def test_data_that_are_not_finite_are_named_at_the_start():

@@ -98,7 +98,7 @@ class Run:
         if W is not None and isinstance(self.method, CoBo) and self.method.domain == "box":
             share = float(((W > 0.1) & (W < 0.9)).float().mean())
             if share > 0.1:
-                message = f"W has not settled, {100 * share:.0f} % of pairs lie between 0.1 and 0.9; train longer"
+                message = f"W is undecided, {100 * share:.0f} % of pairs lie between 0.1 and 0.9; train longer"
                 self._tell(event="warning", message=message)
 
     def _round(self) -> None:
@@ -162,8 +162,9 @@ class Run:
         if state.weights is not None:
             names, everyone, W = self.federation.names, self.federation.everyone, state.weights.numpy()
             line["groups"] = int(graph.components(W, relative=self._on_simplex).max()) + 1
-            last = graph.among(names, everyone, self.snapshots[-1][1]) if self.snapshots else None
-            line["settled"] = graph.settled(W, last)
+            tenth = state.round - max(1, self.training.rounds // 10)
+            before = [w for t, w in self.snapshots if t <= tenth]
+            line["settled"] = graph.settled(W, graph.among(names, everyone, before[-1]) if before else None)
             if state.round in (0, self.training.rounds) or state.round % self._snapshot_every == 0:
                 self.snapshots.append((state.round, graph.among(everyone, names, W)))
         line["clients"] = dict(zip(self.federation.names, measured, strict=True))
