@@ -100,10 +100,8 @@ def test_own_models_are_asked_for_before_the_run_starts(tmp_path):
     good = mlp(2, [6], 2).state_dict()
     refused("has a list for '1.weight', not a tensor", models={"c3": {**good, "1.weight": [1.0]}})
     bad = {**good, "1.weight": torch.full((6, 2), torch.nan)}
-    refused("has values for '1.weight' that are not finite", models={"c3": bad})
-    refused(
-        "has values for '1.weight' that are not finite", models={"c3": {**good, "1.weight": good["1.weight"].int()}}
-    )
+    refused("the model of 'c3' has values that are not finite", models={"c3": bad})
+    refused("has whole numbers for '1.weight'", models={"c3": {**good, "1.weight": good["1.weight"].int()}})
     refused(r"has \[5, 2\] for '1.weight'; it should be of shape \[6, 2\]", models={"c3": mlp(2, [5], 2)})
     refused("there is no client 'c9'", models={"c9": mlp(2, [6], 2)})
     assert not (tmp_path / "run").exists()
@@ -481,6 +479,26 @@ def test_nobody_else_is_set_aside_when_someone_leaves(name):
     result = small([first, sound, last], (10, "leave", "c"), method=METHODS[name]())
     assert result.history[-1]["round"] == 30
     assert result.history[-1]["client_loss"][1] is not None
+
+
+def test_a_leaver_whose_model_has_overflowed_does_not_cost_the_others_their_result():
+    spoiled = []
+    original = cobo.Local.round
+
+    def spoil(self, state, federation):
+        aside = original(self, state, federation)
+        if state.round == 9:
+            state.X[1] = torch.inf
+            spoiled.append(federation.names[1])
+        return aside
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cobo.Local, "round", spoil)
+        result = small(None, (10, "leave", "c1"), method=cobo.Local())
+    assert spoiled == ["c1"]
+    assert result.present == ["c0", "c2", "c3"]
+    assert not torch.isfinite(weights_of(result, "c1")).any()
+    assert result.history[-1]["accuracy"] is not None
 
 
 def test_who_gives_no_answer_to_a_probe_is_not_connected():

@@ -49,7 +49,7 @@ class Roster(Settings):
         common   the start that all clients had
         peers    the same, but after the probe the mean of those it is connected with; other methods than CoBo do
                  not know them, and begin at the common start
-        mean     the mean of all who are present
+        mean     the mean of all who are present and stay
         own      the one in `models` (a module, a state_dict, the path of a safetensors file) or the one it left with
 
     >>> roster = Roster(changes=[{"round": 300, "join": "c"}, {"round": 500, "leave": "a"}])

@@ -26,7 +26,8 @@ def check(federation: Federation, method: Method, training: Training) -> None:
         raise ConfigError("output = 'uniform' gives the models of one round, so it cannot go with a roster")
     engines.check(training.clocks, federation, method, training.optimizer, roster, training.rates)
     for name in roster.models:
-        federation.blueprint.row(roster.model(name) or {}, name)
+        if not torch.isfinite(federation.blueprint.row(roster.model(name) or {}, name)).all():
+            raise ConfigError(f"roster: the model of {name!r} has values that are not finite")
     for change in roster.changes:
         left_before = any(c.leave == change.join and c.round < change.round for c in roster.changes)
         if change.join and roster.start == "own" and change.join not in roster.models and not left_before:
