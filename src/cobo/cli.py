@@ -43,7 +43,7 @@ Name = Annotated[str, typer.Argument(help="A preset (see `cobo experiments`) or 
 Rounds = Annotated[int | None, typer.Option(help="Number of rounds, instead of the experiment's.")]
 Changes = Annotated[
     list[str] | None,
-    typer.Option("--set", help="KEY=VALUE or METHOD.KEY=VALUE, over the experiment's. Repeatable."),
+    typer.Option("--set", help="KEY=VALUE, METHOD.KEY=VALUE or clocks.KEY=VALUE, over the experiment's. Repeatable."),
 ]
 Out = Annotated[Path | None, typer.Option(help="Folder for what the run leaves behind. By default runs/EXPERIMENT.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoints in the folder.")]
