@@ -7,6 +7,7 @@ both settings compute the same expected number of gradients as long as that prob
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -55,20 +56,44 @@ def every(t: Times, T: int, n: int, c: Constants) -> Probability:
 SCHEDULES: dict[str, Schedule] = {"constant": constant, "time": time, "mixed": mixed, "every": every}
 
 
+@lru_cache(maxsize=64)
+def expected(strategy: str, T: int, n: int, c: Constants, *, symmetric: bool) -> Probability:
+    """How often a pair is asked, in expectation, before round 0, 1, ..., T."""
+    probability = SCHEDULES[strategy](np.arange(T), T, n, c)
+    return np.concatenate([[0.0], np.cumsum(np.minimum(1.0, (1 + symmetric) * probability))])
+
+
+def possible_pairs(keys: draws.Keys, *, symmetric: bool, with_self: bool = False) -> NDArray[np.int64]:
+    """[2, p]: all pairs of n clients. Who comes first in a symmetric one is not a matter of place."""
+    n = len(keys)
+    if symmetric:
+        i, j = np.triu_indices(n, 1)
+        return np.where(keys[i] < keys[j], (i, j), (j, i))
+    return np.stack(np.nonzero(np.ones((n, n)) if with_self else ~np.eye(n, dtype=bool)))
+
+
 def draw_pairs(
     keys: draws.Keys, round: int, probability: Probability | float, *, symmetric: bool, with_self: bool = False
 ) -> NDArray[np.int64]:
-    """The pairs [p, 2] asked in a round, each with its probability [n, n] or all with one.
+    """The pairs [p, 2] asked in a round, each by itself, with its probability [n, n] or all with one.
 
     They are drawn from both clients' keys, so not dependent on who else is there.
     """
-    n = len(keys)
-    probability = np.broadcast_to(probability, (n, n))
-    if symmetric:
-        i, j = np.triu_indices(n, 1)
-        i, j = np.where(keys[i] < keys[j], (i, j), (j, i))  # who comes first in a pair is not a matter of place
-        probability = 2 * probability
-    else:
-        i, j = np.nonzero(np.ones((n, n)) if with_self else ~np.eye(n, dtype=bool))
+    i, j = possible_pairs(keys, symmetric=symmetric, with_self=with_self)
+    probability = (1 + symmetric) * np.broadcast_to(probability, (len(keys), len(keys)))
     asked = draws.uniform(draws.combine(keys[i], keys[j], round), 1)[:, 0] < probability[i, j]
+    return np.stack([i[asked], j[asked]], axis=1)
+
+
+def draw_evenly(
+    keys: draws.Keys, before: Probability, after: Probability, *, symmetric: bool, with_self: bool = False
+) -> NDArray[np.int64]:
+    """The pairs [p, 2] whose turn it is, given how often each is expected to be asked before and after a round [n, n].
+
+    Systematic sampling: a pair has the same probability in each round as with `draw_pairs`, but it is asked once
+    in every stretch of rounds in which once is expected; none has to wait much longer than the others.
+    """
+    i, j = possible_pairs(keys, symmetric=symmetric, with_self=with_self)
+    phase = draws.uniform(draws.combine(keys[i], keys[j]), 1)[:, 0]
+    asked = np.floor(after[i, j] + phase) > np.floor(before[i, j] + phase)
     return np.stack([i[asked], j[asked]], axis=1)

@@ -1,9 +1,18 @@
 """The experiments: a TOML preset each, and the code that builds its federation."""
 
 from cobo.experiments.experiment import Experiment, Parts, load_experiment, override
+from cobo.experiments.images import CrossDevice, CrossSilo
 from cobo.experiments.permuted import Digits, FashionMnist
 from cobo.experiments.quadratic import Quadratic
 
-EXPERIMENTS: dict[str, type[Experiment]] = {"digits": Digits, "fashion-mnist": FashionMnist, "quadratic": Quadratic}
+EXPERIMENTS: dict[str, type[Experiment]] = {
+    "digits": Digits,
+    "fashion-mnist": FashionMnist,
+    "quadratic": Quadratic,
+    "cross-silo": CrossSilo,
+    "cross-silo-small": CrossSilo,
+    "cross-device": CrossDevice,
+    "cross-device-small": CrossDevice,
+}
 
 __all__ = ["EXPERIMENTS", "Experiment", "Parts", "load_experiment", "override"]

@@ -24,6 +24,7 @@ from cobo.compute.blueprint import Blueprint, BufferPolicy, Buffers, average_buf
 from cobo.compute.executor import Choice, Chosen, choose
 from cobo.compute.task import Task
 from cobo.errors import DataError
+from cobo.federation.augment import Augmentation, crop_flip, check_images
 from cobo.federation.client import Client, check_clients
 from cobo.federation.samples import Pool, Samples, TensorSamples
 
@@ -61,6 +62,7 @@ class Federation:
         task: Task | None = None,
         seed: int = 0,
         batch_size: int | None = 32,
+        augment: Augmentation | None = None,
         buffers: BufferPolicy = "local",
         executor: Choice = "auto",
         models_at_once: int = 40,
@@ -69,7 +71,7 @@ class Federation:
         self.clients = check_clients(clients)
         self.everyone = [client.name for client in self.clients]
         self.attend(self.everyone)
-        self.seed, self.batch_size, self.policy = seed, batch_size, buffers
+        self.seed, self.batch_size, self.augment, self.policy = seed, batch_size, augment, buffers
         self.models_at_once = models_at_once
         self.device = torch.device(device)
         self.computed = 0  # gradients so far
@@ -81,6 +83,8 @@ class Federation:
         tests = [client.test for client in self.clients if client.test is not None]
         self._test = Pool(tests, **place, join=False) if tests else None
         trial = self._trial_batch()
+        if augment is crop_flip:
+            check_images(trial[0])
         self.blueprint.try_out(trial, self._train.layout)
         self._check_classes(trial)
         self.chosen: Chosen = choose(self.blueprint, self._train.layout, trial, executor)
@@ -316,7 +320,8 @@ class Federation:
             positions = np.tile(np.arange(sizes[0]), (len(clients), 1))
         else:
             positions = draws.integers(keys, sizes, size)
-        return self._train.take(clients, positions, keys)
+        fields = self._train.take(clients, positions, keys)
+        return fields if self.augment is None else self.augment(fields, keys)
 
     def _chunks(self, *clients: Indices, size: int | None, most: int | None = None) -> Iterator[Indices]:
         """Positions in chunks of at most `models_at_once`; batches in a chunk have one size."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from cobo.collaboration import mixing
 from cobo.collaboration.domain import Box, Domain, Simplex
-from cobo.collaboration.sampling import SCHEDULES, Constants, draw_pairs
+from cobo.collaboration.sampling import SCHEDULES, Constants, draw_evenly, draw_pairs, expected
 from cobo.collaboration.signal import SIGNALS, overlook_sampling
 from cobo.collaboration.solver import SOLVERS
 from cobo.errors import ConfigError
@@ -45,7 +45,7 @@ class CoBo(Method):
     search: ClassVar[dict[str, Any]] = {"rho": (0.1, 30.0), "gamma": (0.003, 1.0)}
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "paper": {
-            "rho": 0.05, "gamma": 0.01, "sampling": "constant", "rate": 1.0, "switch": 0.002, "pairs": "ordered",
+            "rho": 0.05, "gamma": 0.01, "sampling": "constant", "rate": 1.0, "switch": 0.002, "turns": "random", "pairs": "ordered",
             "domain": "box", "solver": "projected", "signal": "inner", "correction": 0.0, "ask": "batch",
             "pull": "sum", "mixing": "explicit", "output": "last",
         }
@@ -57,6 +57,7 @@ class CoBo(Method):
     rate: float = Field(default=1.0, gt=0)
     time_rate: float | None = Field(default=None, gt=0)
     switch: float = Field(default=0.5, ge=0, le=1)
+    turns: Literal["random", "even"] = "random"
     pairs: Literal["symmetric", "ordered"] = "symmetric"
     domain: Literal["box", "simplex"] = "box"
     self_weight: bool = False
@@ -180,8 +181,12 @@ class CoBo(Method):
         """The pairs asked in a round. The time of a pair is counted from when the later of both joined."""
         constants = Constants(self.rate, self.time_rate, self.switch)
         since = np.maximum(federation.since[:, None], federation.since)
-        p = SCHEDULES[self.sampling](round - since, rounds, len(federation), constants)
-        return self._drawn(federation, round, p)
+        age, n, symmetric = round - since, len(federation), self.pairs == "symmetric"
+        if self.turns == "even":
+            asks = expected(self.sampling, rounds, n, constants, symmetric=symmetric)
+            keys = federation.keys("pair")
+            return draw_evenly(keys, asks[age], asks[age + 1], symmetric=symmetric, with_self=self.self_weight)
+        return self._drawn(federation, round, SCHEDULES[self.sampling](age, rounds, n, constants))
 
     def _drawn(self, federation: Federation, round: int, probability: NDArray[np.float64]) -> NDArray[np.int64]:
         symmetric = self.pairs == "symmetric"

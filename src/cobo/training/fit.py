@@ -10,6 +10,7 @@ from torch import nn
 from cobo.compute.task import Loss, Objective, Task
 from cobo.errors import CheckpointError, ConfigError
 from cobo.federation import Client, Federation
+from cobo.federation.augment import AUGMENTATIONS
 from cobo.methods import CoBo, Method
 from cobo.training.architecture import describe
 from cobo.training.events import EventLog, Listener
@@ -66,6 +67,7 @@ def fit(
         task=Task(loss, objective),
         seed=settings.seed,
         batch_size=settings.batch_size,
+        augment=AUGMENTATIONS[settings.augment] if isinstance(settings.augment, str) else settings.augment,
         buffers=settings.buffers,
         executor=settings.executor,
         models_at_once=settings.models_at_once,

@@ -15,6 +15,7 @@ from cobo.config import Settings
 from cobo.engines import Clocks
 from cobo.errors import ConfigError
 from cobo.federation import Roster
+from cobo.federation.augment import Augmentation
 
 # What a method may have for itself. All else (rounds, batches, ...) is the same for every method of an experiment, so
 # that a comparison is fair.
@@ -27,7 +28,7 @@ class Training(Settings):
     """Settings of a run that are the same for all methods.
 
     `evaluate_every` defaults to a hundredth of the rounds; a checkpoint is written at every evaluation. `momentum` is
-    that of SGD. With `batch_size = None` gradients are exact, over all of a client's samples. `roster` says who joins
+    that of SGD. `augment` changes every batch as it is drawn: by name, or f(fields, keys). With `batch_size = None` gradients are exact, over all of a client's samples. `roster` says who joins
     and leaves when; without one, all clients are there from the first round to the last. With `clocks`, time is
     simulated.
     """
@@ -35,6 +36,7 @@ class Training(Settings):
     rounds: int = Field(default=1000, ge=1)
     lr: float = Field(default=0.1, gt=0)
     batch_size: int | None = Field(default=32, ge=1)
+    augment: Literal["crop-flip"] | Augmentation | None = None
     momentum: float = Field(default=0.0, ge=0, lt=1)
     weight_decay: float = Field(default=0.0, ge=0)
     optimizer: Literal["sgd", "adamw"] = "sgd"
