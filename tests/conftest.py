@@ -1,6 +1,9 @@
-"""Shared by all tests: one torch thread per test process, and small federations that a person can check by hand."""
+"""Shared by all tests: one torch thread per test process, small federations that a person can check by hand, and a
+user with nothing on the computer but a server."""
 
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -58,3 +61,39 @@ def play(method, federation, state, rounds):
     for _ in range(rounds):
         method.round(state, federation)
         state.round += 1
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A user with an empty cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("COBO_DATA", raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def server():
+    """A real server on this computer; `bodies` is what it sends, `asked` what it was asked for."""
+    bodies: dict[str, bytes] = {}
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            body = bodies.get(self.path)
+            self.send_response(404 if body is None else 200)
+            self.send_header("Content-Length", str(len(body or b"")))
+            self.end_headers()
+            self.wfile.write(body or b"")
+
+        def log_message(self, *args):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
+        thread = threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        running.address = f"http://127.0.0.1:{running.server_port}"
+        running.bodies, running.asked = bodies, asked
+        yield running
+        running.shutdown()
+        thread.join()

@@ -3,9 +3,7 @@
 import gzip
 import os
 import struct
-import threading
 from hashlib import sha256
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -36,12 +34,7 @@ FILES = [file for file, _ in MADE]
 BODIES = {f"/{file.name}.gz": gzip.compress(content, mtime=0) for file, content in MADE}
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
-    """A user with an empty cache."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv("COBO_DATA", raising=False)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("home")
 
 
 def origin(home, address="http://127.0.0.1:9"):
@@ -61,32 +54,9 @@ def left_behind(home):
 
 
 @pytest.fixture
-def server():
-    """A real server on this computer; `bodies` is what it sends."""
-
-    class Handler(BaseHTTPRequestHandler):
-        bodies: dict[str, bytes] = dict(BODIES)  # noqa: RUF012, a test may change it
-        asked: list[str] = []  # noqa: RUF012
-
-        def do_GET(self):
-            self.asked.append(self.path)
-            body = self.bodies.get(self.path)
-            self.send_response(404 if body is None else 200)
-            self.send_header("Content-Length", str(len(body or b"")))
-            self.end_headers()
-            self.wfile.write(body or b"")
-
-        def log_message(self, *args):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
-        thread = threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
-        running.address = f"http://127.0.0.1:{running.server_port}"
-        running.bodies, running.asked = Handler.bodies, Handler.asked
-        yield running
-        running.shutdown()
-        thread.join()
+def server(server):
+    server.bodies.update(BODIES)
+    return server
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -22,10 +22,15 @@ def cache(name: str) -> Path:
     return Path(home) / "cobo" / name
 
 
+def chosen() -> list[Path]:
+    """The folder that COBO_DATA names, if it does."""
+    named = os.environ.get("COBO_DATA")
+    return [Path(named).expanduser()] if named else []
+
+
 def folders(name: str, *others: Path) -> list[Path]:
     """Where a data set is looked for, in this order: $COBO_DATA, the user's cache, other places of its own."""
-    chosen = os.environ.get("COBO_DATA")
-    return [*([Path(chosen).expanduser() / name] if chosen else []), cache(name), *others]
+    return [*(folder / name for folder in chosen()), cache(name), *others]
 
 
 def download(address: str, path: Path, check: Callable[[Path], object]) -> None:
