@@ -97,12 +97,13 @@ def compare(
 ) -> None:
     """Run several methods with several seeds, and put them in one table."""
     chosen = load_experiment(experiment, EXPERIMENTS, _changes(set_, rounds), tuned)
-    untuned = [method for method in _wanted(methods, chosen) if tuned is not None and method not in chosen.methods]
+    wanted = _wanted(methods, chosen)
+    untuned = [method for method in wanted if tuned is not None and method not in chosen.methods]
     if untuned:
         raise ConfigError(
             f"--tuned {tuned!r} has nothing for {untuned[0]}; tune it too, or choose --methods without it"
         )
-    _compare(chosen, methods, seeds, out or _folder(experiment), resume=resume)
+    _compare(chosen, ",".join(wanted), seeds, out or _folder(experiment), resume=resume)
 
 
 @app.command()
@@ -248,6 +249,10 @@ def _compare(experiment: Experiment, methods: str, seeds: int, folder: Path, *, 
 def _wanted(methods: str, experiment: Experiment) -> list[str]:
     """The methods asked for, checked before anything runs."""
     wanted = list(METHODS) if methods == "all" else list(dict.fromkeys(m.strip() for m in methods.split(",")))
+    if methods == "all" and experiment.leave_out:
+        wanted = [method for method in wanted if method not in experiment.leave_out]
+        left_out = ", ".join(experiment.leave_out)
+        sys.stderr.write(f"{experiment.experiment}: {left_out} left out, as it costs far more; name it to run it\n")
     for method in wanted:
         experiment.method(method)
     return wanted

@@ -33,4 +33,7 @@ class Residual(nn.Sequential):
     """x + f(x), with f the layers inside."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + super().forward(x)
+        y = x
+        for layer in self:
+            y = layer(y)
+        return x + y
