@@ -20,6 +20,7 @@ from cobo.errors import CheckpointError, CoboError, ConfigError, DataError, RunE
 from cobo.experiments import EXPERIMENTS, Experiment, load_experiment
 from cobo.experiments import tune as search
 from cobo.experiments.figure1 import situations
+from cobo.experiments.outlook import outlook
 from cobo.experiments.quadratic import Quadratic
 from cobo.experiments.runner import compare as run_all
 from cobo.experiments.runner import run as run_one
@@ -79,6 +80,7 @@ def run(
     chosen = load_experiment(experiment, EXPERIMENTS, _changes(set_, rounds), tuned)
     folder = out or _folder(experiment)
     listeners: list[Listener] = [] if tensorboard is None else [_tensorboard(tensorboard)]
+    _say_outlook(chosen, [(method, seed)], folder, resume=resume)
     with _resumable(folder):
         run_one(chosen, method, seed, folder, resume=resume, listeners=listeners)
     _show(folder, chosen)
@@ -232,6 +234,7 @@ def main() -> None:
 
 def _compare(experiment: Experiment, methods: str, seeds: int, folder: Path, *, resume: bool) -> None:
     wanted = _wanted(methods, experiment)
+    _say_outlook(experiment, [(method, seed) for seed in range(seeds) for method in wanted], folder, resume=resume)
 
     def table() -> Table | None:
         return tables.terminal(_summarised(folder, experiment)) if summary.read_runs(folder) else None
@@ -256,6 +259,12 @@ def _wanted(methods: str, experiment: Experiment) -> list[str]:
     for method in wanted:
         experiment.method(method)
     return wanted
+
+
+def _say_outlook(experiment: Experiment, runs: list[tuple[str, int]], folder: Path, *, resume: bool) -> None:
+    for line in outlook(experiment, runs, folder, resume=resume):
+        sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
 
 
 class _Stopped(CoboError):

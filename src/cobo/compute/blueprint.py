@@ -109,6 +109,22 @@ class Blueprint:
                 self.buffers[name] = value
         self.load(self.start, self.buffers)
 
+    def activations(self, batch: Fields, layout: Layout) -> int:
+        """The bytes that autograd keeps of one model's forward pass on a batch, beside parameters and batch."""
+        held = {t.untyped_storage().data_ptr() for t in (*self.parameters, *batch)}
+        kept: dict[int, int] = {}
+
+        def keep(tensor: Tensor) -> Tensor:
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        module = self.load(self.start, {name: b.clone() for name, b in self.buffers.items()}).train()
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            self.task.loss(module, layout.build(batch))
+        self.load(self.start, self.buffers)
+        return sum(size for storage, size in kept.items() if storage not in held)
+
     def split(self, rows: Tensor) -> list[Tensor]:
         """The parameters in [m, d] rows as [m, *shape] views."""
         pieces = torch.split(rows, self.sizes, dim=1)

@@ -126,6 +126,11 @@ class Federation:
         return torch.from_numpy(self._train.sizes[self._here])
 
     @property
+    def batches(self) -> float:
+        """How many batches all training samples of a client are, in the mean over those present."""
+        return 1.0 if self.batch_size is None else float(self._train.sizes[self._here].mean()) / self.batch_size
+
+    @property
     def start(self) -> Tensor:
         """X^0 [n, d]: all clients start from the same model."""
         return self.blueprint.start.repeat(len(self), 1)
@@ -247,6 +252,28 @@ class Federation:
         for part in np.array_split(np.arange(count), -(-count // 1024)):
             yield self._train.take(clients, np.tile(part, (len(clients), 1)), keys), len(part) / count
 
+    def rehearse(self) -> int:
+        """Gradients as in a round, of as many clients as go together; how many. Nothing is kept, counted or moved."""
+        chunk = next(self._chunks(self._here, size=self.batch_size))
+        who = self._here[chunk if self.chosen.executor.name == "vectorised" else chunk[:1]]
+        rows = self.blueprint.start.expand(len(who), -1)
+        self._ask(rows, who, draws.combine(self._keys[who], 0, 0), self.batch_size)
+        return len(who)
+
+    @torch.no_grad()
+    def rehearse_evaluation(self) -> int:
+        """A model judged on a part of a client's test samples; how many. Nothing is kept."""
+        if self._test is None:
+            return 0
+        fields = next(self._test.walk(0, self.batch_size or SAMPLES_AT_ONCE))
+        self._judge(self._loaded(self.blueprint.start, self._tested[0]), fields)
+        return len(fields[0])
+
+    def activations(self) -> int:
+        """The bytes that autograd keeps while the gradients are computed that go together."""
+        count = self.models_at_once if self.chosen.executor.name == "vectorised" else 1
+        return min(count, len(self)) * self.blueprint.activations(self._trial_batch(), self._train.layout)
+
     def local_steps(
         self,
         models: Tensor,
@@ -300,20 +327,30 @@ class Federation:
     def _measured(self, model: Tensor, client: int, size: int | None) -> dict[str, float]:
         if self._test is None or client not in self._tested:
             return {}
-        blueprint, totals, count = self.blueprint, dict[str, float](), 0
-        module = blueprint.load(model, {name: b[client] for name, b in self.buffers.items()}).eval()
-        if blueprint.convolutional:
-            turn_kernels(blueprint.parameters)
-        size = size or (IMAGES_AT_ONCE if blueprint.convolutional else SAMPLES_AT_ONCE)
+        totals: dict[str, float] = {}
+        count = 0
+        module = self._loaded(model, client)
+        size = size or (IMAGES_AT_ONCE if self.blueprint.convolutional else SAMPLES_AT_ONCE)
         for fields in self._test.walk(self._tested.index(client), size):
-            batch = self._test.layout.build(turned(fields) if blueprint.convolutional else fields)
-            loss, right = blueprint.task.measure(module, batch)
+            loss, right = self._judge(module, fields)
             weight = len(fields[0])
             count += weight
             totals["loss"] = totals.get("loss", 0.0) + weight * loss
             if right is not None:
                 totals["accuracy"] = totals.get("accuracy", 0.0) + weight * 100 * right
         return {name: total / count for name, total in totals.items()}
+
+    def _loaded(self, model: Tensor, client: int) -> nn.Module:
+        """A client's model, ready to be judged."""
+        module = self.blueprint.load(model, {name: b[client] for name, b in self.buffers.items()}).eval()
+        if self.blueprint.convolutional:
+            turn_kernels(self.blueprint.parameters)
+        return module
+
+    def _judge(self, module: nn.Module, fields: Fields) -> tuple[float, float | None]:
+        """Mean loss on a batch and, for classifiers, the share of right answers."""
+        batch = self._train.layout.build(turned(fields) if self.blueprint.convolutional else fields)
+        return self.blueprint.task.measure(module, batch)
 
     def build(self, models: Tensor) -> dict[str, nn.Module]:
         """A ready module for every client present, by name."""

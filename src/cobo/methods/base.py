@@ -135,6 +135,14 @@ class Method(Settings, ABC):
         """The model of each client [n, d]."""
         return state.X
 
+    def trained(self, federation: Federation) -> int:
+        """How many models it trains, m."""
+        return len(federation)
+
+    def gradients_per_round(self, federation: Federation, rounds: int) -> float:
+        """Gradients on a batch that it takes in a round, the mean over a run; a loss alone counts as a third of one."""
+        return float(len(federation))
+
     def warning(self, federation: Federation, rounds: int) -> str | None:
         """What a user should know before a run starts: an unusual cost, say."""
         return None
@@ -158,9 +166,14 @@ def keep_among(tensors: dict[str, Tensor], before: dict[str, Tensor], seats: Seq
         tensor[np.ix_(stay, stay)] = before[name][np.ix_(was, was)]
 
 
+def how_many(federation: Federation, rate: float) -> int:
+    """The number of clients that take part in a round."""
+    return max(1, math.floor(rate * len(federation) + 0.5))
+
+
 def participants(federation: Federation, round: int, rate: float) -> NDArray[np.int64]:
     """The clients that take part in a round: a share `rate` of them, drawn anew each time; at least one."""
-    count = max(1, math.floor(rate * len(federation) + 0.5))
+    count = how_many(federation, rate)
     drawn = draws.uniform(draws.combine(federation.keys("participation"), round), 1)[:, 0]
     return np.sort(np.argsort(drawn, kind="stable")[:count])
 

@@ -112,6 +112,14 @@ class CoBo(Method):
         W = self._domain.start(len(federation))
         return {"weights": W, "evidence": W.clone(), "signals": torch.zeros_like(W)}
 
+    def gradients_per_round(self, federation: Federation, rounds: int) -> float:
+        """One of each client, and two for every pair that is asked."""
+        n, symmetric = len(federation), self.pairs == "symmetric"
+        constants = Constants(self.rate, self.time_rate, self.switch)
+        asked = expected(self.sampling, rounds, n, constants, symmetric=symmetric)[-1] / rounds
+        pairs = n * (n - 1) / (1 + symmetric) + n * self.self_weight
+        return float(n + 2 * pairs * asked * (federation.batches if self.ask == "all" else 1))
+
     def seat(
         self, state: State, federation: Federation, seats: Sequence[int | None], start: Tensor, roster: Roster
     ) -> None:

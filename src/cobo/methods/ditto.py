@@ -34,7 +34,13 @@ class Ditto(FedAvg):
             raise ConfigError(f"lam = {self.lam} cannot be stable with lr = {lr}: it should be less than {2 / lr:.6g}")
 
     def rows(self, federation: Federation) -> Tensor:
-        return federation.blueprint.start.repeat(len(federation) + 1, 1)
+        return federation.blueprint.start.repeat(self.trained(federation), 1)
+
+    def trained(self, federation: Federation) -> int:
+        return len(federation) + 1
+
+    def gradients_per_round(self, federation: Federation, rounds: int) -> float:
+        return 2 * super().gradients_per_round(federation, rounds)
 
     def personal(self, state: State, federation: Federation) -> Tensor:
         return state.X[:-1]

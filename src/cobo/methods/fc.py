@@ -41,6 +41,9 @@ class FederatedClustering(Method):
         if self.quantile is None and None in federation.groups:
             raise ConfigError("fc needs to know how large a group is; set quantile, or group= on every client")
 
+    def gradients_per_round(self, federation: Federation, rounds: int) -> float:
+        return float(len(federation) ** 2)
+
     def warning(self, federation: Federation, rounds: int) -> str:
         n, start = len(federation), federation.blueprint.start
         text = f"fc takes a gradient of every client at every model: {n * n:,} a round and {n * n * rounds:,} in all"

@@ -19,7 +19,7 @@ from pydantic import Field
 from torch import Tensor
 
 from cobo.federation import Federation, Roster
-from cobo.methods.base import Method, State, Weighting, participants, set_aside, shares
+from cobo.methods.base import Method, State, Weighting, how_many, participants, set_aside, shares
 
 
 class FedAvg(Method):
@@ -37,6 +37,12 @@ class FedAvg(Method):
 
     def rows(self, federation: Federation) -> Tensor:
         return federation.blueprint.start[None].clone()
+
+    def trained(self, federation: Federation) -> int:
+        return 1
+
+    def gradients_per_round(self, federation: Federation, rounds: int) -> float:
+        return float(how_many(federation, self.participation) * self.local_steps)
 
     def personal(self, state: State, federation: Federation) -> Tensor:
         return state.X if len(state.X) > 1 else state.X.expand(len(federation), -1)

@@ -24,8 +24,16 @@ class FineTunedFedAvg(FedAvg):
 
     share: float = Field(default=0.5, ge=0, le=1)
 
+    def trained(self, federation: Federation) -> int:
+        return len(federation)
+
+    def gradients_per_round(self, federation: Federation, rounds: int) -> float:
+        together = self._alone_from(rounds)
+        alone = (rounds - together) * len(federation)
+        return (together * super().gradients_per_round(federation, rounds) + alone) / rounds
+
     def round(self, state: State, federation: Federation) -> list[str]:
-        alone_from = self._alone_from(state)
+        alone_from = self._alone_from(state.rounds)
         if state.round < alone_from:
             return super().round(state, federation)
         if state.round == alone_from:
@@ -36,10 +44,10 @@ class FineTunedFedAvg(FedAvg):
     def seat(
         self, state: State, federation: Federation, seats: Sequence[int | None], start: Tensor, roster: Roster
     ) -> None:
-        if state.round > self._alone_from(state):
+        if state.round > self._alone_from(state.rounds):
             state.seat(seats, start)
         else:
             super().seat(state, federation, seats, start, roster)
 
-    def _alone_from(self, state: State) -> int:
-        return round(self.share * state.rounds)
+    def _alone_from(self, rounds: int) -> int:
+        return round(self.share * rounds)

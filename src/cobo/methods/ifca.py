@@ -19,7 +19,7 @@ from torch import Tensor
 
 from cobo.errors import ConfigError
 from cobo.federation import Federation, Roster
-from cobo.methods.base import Method, State, Weighting, participants, set_aside, shares
+from cobo.methods.base import Method, State, Weighting, how_many, participants, set_aside, shares
 
 
 class IFCA(Method):
@@ -45,14 +45,28 @@ class IFCA(Method):
         if self.k is None and None in [client.group for client in federation.clients]:
             raise ConfigError("ifca needs to know how many groups there are; set k, or group= on every client")
         blueprint = federation.blueprint
-        if self.initialisations * self._k(federation) > 1 and torch.equal(blueprint.another_start(1), blueprint.start):
+        if self.trained(federation) > 1 and torch.equal(blueprint.another_start(1), blueprint.start):
             raise ConfigError("ifca starts from several models, but model() makes the same one each time; let it draw")
 
     def rows(self, federation: Federation) -> Tensor:
         """The first centre of the first set is the start that all methods share."""
-        count = self.initialisations * self._k(federation)
+        count = self.trained(federation)
         others = [federation.blueprint.another_start(number) for number in range(1, count)]
         return torch.stack([federation.blueprint.start, *others])
+
+    def trained(self, federation: Federation) -> int:
+        return self.initialisations * self._k(federation)
+
+    def gradients_per_round(self, federation: Federation, rounds: int) -> float:
+        n, k, who = len(federation), self._k(federation), how_many(federation, self.participation)
+        gradients = compared = 0.0
+        for t in range(rounds):
+            sets = self.initialisations if t < self._trial_rounds(rounds) else 1
+            first_or_last, whole = t in (0, rounds - 1), self.compare == "all" or t == rounds - 1
+            batches = (n if first_or_last else who) * (federation.batches if whole else 1)
+            gradients += sets * who
+            compared += sets * k * batches
+        return (gradients + compared / 3) / rounds
 
     def start(self, federation: Federation) -> dict[str, Tensor]:
         n = len(federation)
@@ -108,7 +122,7 @@ class IFCA(Method):
         """Clients compare the centres of every set; sets are judged by the second half of their trial."""
         least = self._compare(state, federation, asked)
         sound = torch.isfinite(least).any(0)  # a client whose data are broken has no say in which set is best
-        if sound.any() and 2 * (state.round + 1) > self._trial_rounds(state):
+        if sound.any() and 2 * (state.round + 1) > self._trial_rounds(state.rounds):
             state.tensors["score"] += least[:, sound].mean(1)
 
     def _compare(self, state: State, federation: Federation, asked: NDArray[np.int64]) -> Tensor:
@@ -122,7 +136,7 @@ class IFCA(Method):
 
     def _keep_best(self, state: State, k: int) -> None:
         """At the end of the trial one set goes on."""
-        if len(state.X) > k and state.round >= self._trial_rounds(state):
+        if len(state.X) > k and state.round >= self._trial_rounds(state.rounds):
             best = self._best(state)
             state.take(range(best * k, (best + 1) * k))
             for name in ("score", "choice"):
@@ -131,8 +145,8 @@ class IFCA(Method):
     def _best(self, state: State) -> int:
         return int(state.tensors["score"].argmin())
 
-    def _trial_rounds(self, state: State) -> int:
-        return max(1, round(self.trial * state.rounds))
+    def _trial_rounds(self, rounds: int) -> int:
+        return max(1, round(self.trial * rounds))
 
     def _centres(self, state: State) -> int:
         """k, which stays what it was at the start, whoever joins or leaves."""

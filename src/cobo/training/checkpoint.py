@@ -63,6 +63,11 @@ def read_latest(folder: Path, refused: Callable[[str], None]) -> Checkpoint | No
     return None
 
 
+def newest(folder: Path) -> int:
+    """The round of the newest checkpoint, by its name; 0 if there is none."""
+    return max((int(path.name.removeprefix("round-")) for path in _complete(folder)), default=0)
+
+
 def write_model(folder: Path, name: str, state: dict[str, Tensor]) -> None:
     """One client's model as models/NAME.safetensors."""
     (folder / "models").mkdir(exist_ok=True)

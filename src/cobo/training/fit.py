@@ -61,18 +61,7 @@ def fit(
     folder = None if out is None else Path(out)
     if folder is None and resume:
         raise ConfigError("resume = True needs a folder to resume from; set out=")
-    federation = Federation(
-        clients,
-        model,
-        task=Task(loss, objective),
-        seed=settings.seed,
-        batch_size=settings.batch_size,
-        augment=AUGMENTATIONS[settings.augment] if isinstance(settings.augment, str) else settings.augment,
-        buffers=settings.buffers,
-        executor=settings.executor,
-        models_at_once=settings.models_at_once,
-        device=settings.device,
-    )
+    federation = assemble(clients, model, Task(loss, objective), settings)
     check(federation, method, settings)
     with ExitStack() as stack:
         heard = list(listeners)
@@ -91,6 +80,24 @@ def fit(
         if folder is not None:
             result.save(folder)
     return result
+
+
+def assemble(
+    clients: Sequence[Client], model: nn.Module | Callable[[], nn.Module], task: Task, settings: Training
+) -> Federation:
+    """The federation that a run with these settings has."""
+    return Federation(
+        clients,
+        model,
+        task=task,
+        seed=settings.seed,
+        batch_size=settings.batch_size,
+        augment=AUGMENTATIONS[settings.augment] if isinstance(settings.augment, str) else settings.augment,
+        buffers=settings.buffers,
+        executor=settings.executor,
+        models_at_once=settings.models_at_once,
+        device=settings.device,
+    )
 
 
 def _claim(folder: Path, resume: bool) -> None:
