@@ -60,12 +60,28 @@ def torch_seed(keys: Keys | np.uint64) -> int:
 
 
 @contextmanager
+def torch_generators(device: torch.device, key: np.uint64 | Keys | None = None) -> Iterator[None]:
+    """Inside, torch's generators, of the CPU and of `device`, follow the key; afterwards they are as before.
+
+    Without a key they go on as they are. Those of other devices are not touched.
+    """
+    on_cuda = device.type == "cuda"
+    with torch.random.fork_rng([device] if on_cuda else []):
+        if key is not None:
+            seed = torch_seed(key)
+            torch.default_generator.manual_seed(seed)
+            if on_cuda:
+                with torch.cuda.device(device):
+                    torch.cuda.manual_seed(seed)
+        yield
+
+
+@contextmanager
 def seeded(key: np.uint64 | Keys) -> Iterator[None]:
-    """Inside, the global generators of torch, numpy and random follow the key; afterwards they are as before."""
+    """Inside, the global generators of torch (on the CPU), numpy and random follow the key; afterwards as before."""
     seed = torch_seed(key)
     numpy_state, python_state = np.random.get_state(), random.getstate()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with torch_generators(torch.device("cpu"), key):
         np.random.seed(seed & 0xFFFF_FFFF)
         random.seed(seed)
         try:

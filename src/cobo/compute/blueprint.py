@@ -6,6 +6,7 @@ Everything else (frozen parameters, constant buffers) exists once, in the templa
 
 import copy
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import numpy as np
@@ -22,6 +23,7 @@ from cobo.errors import ConfigError
 
 Buffers = dict[str, Tensor]
 BufferPolicy = Literal["local", "shared", "none"]
+Precision = Literal["float32", "bfloat16"]
 
 
 class Blueprint:
@@ -35,9 +37,10 @@ class Blueprint:
         seed: int,
         policy: BufferPolicy,
         device: torch.device,
+        precision: Precision = "float32",
     ) -> None:
-        self._model, self._seed = model, seed
-        self.module = _built(model, seed).to(device)
+        self._model, self._seed, self._precision = model, seed, precision
+        self.module = _built(model, device, seed).to(device)
         self.task = task
         self.device = device
         if policy == "none":
@@ -55,6 +58,8 @@ class Blueprint:
         self.shapes = [p.shape for p in self.parameters]
         self.sizes = [p.numel() for p in self.parameters]
         self.dtype = self.parameters[0].dtype
+        if precision == "bfloat16" and self.dtype != torch.float32:
+            raise ConfigError(f"precision = 'bfloat16' needs a model of float32, but it has {self.dtype}; cast it")
         self.convolutional = any(isinstance(part, nn.modules.conv._ConvNd) for part in self.module.modules())
         self.start = torch.cat([p.detach().reshape(-1) for p in self.parameters])
         self.buffers: Buffers = {}
@@ -66,6 +71,22 @@ class Blueprint:
         """d, the length of a row."""
         return sum(self.sizes)
 
+    def loss(self, module: nn.Module, batch: Any) -> Tensor:
+        """The scalar whose gradient trains the module; float32 also where the layers compute in bfloat16."""
+        with self._autocast:
+            loss = self.task.loss(module, batch)
+        return loss.float() if self._precision == "bfloat16" and isinstance(loss, Tensor) else loss
+
+    def measure(self, module: nn.Module, batch: Any) -> tuple[float, float | None]:
+        """Mean loss on a batch and, for classifiers, the share of right answers."""
+        with self._autocast:
+            return self.task.measure(module, batch)
+
+    @property
+    def _autocast(self) -> AbstractContextManager[object]:
+        """With `bfloat16`, torch runs those layers in it that stand it; rows, gradients and the optimiser never are."""
+        return torch.autocast(self.device.type, torch.bfloat16) if self._precision == "bfloat16" else nullcontext()
+
     def another_start(self, number: int) -> Tensor:
         """A row as the model's function would have made it under another seed, for methods that need several starts."""
         if isinstance(self._model, nn.Module):
@@ -73,7 +94,7 @@ class Blueprint:
                 "this method starts from several models, but model= is a module, of which there is only one; give a "
                 "function or class that makes a new one"
             )
-        module = _built(self._model, self._seed, str(number))
+        module = _built(self._model, self.device, self._seed, str(number))
         row = torch.cat([p.detach().reshape(-1) for p in module.parameters() if p.requires_grad])
         if row.shape != self.start.shape:
             raise ConfigError("model() makes modules of different sizes; it should make the same one each time")
@@ -87,10 +108,10 @@ class Blueprint:
         buffers = dict(self.module.named_buffers())
         before = {name: b.clone() for name, b in buffers.items()}
         self.module.train()
-        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+        with draws.torch_generators(self.device):
             generator_before = _generator_state(self.device)
             try:
-                loss = self.task.loss(self.module, layout.build(batch))
+                loss = self.loss(self.module, layout.build(batch))
             except Exception as error:
                 raise ConfigError(
                     f"the model and loss do not fit the data: {' '.join(str(error).split())} "
@@ -119,9 +140,9 @@ class Blueprint:
             return tensor
 
         module = self.load(self.start, {name: b.clone() for name, b in self.buffers.items()}).train()
-        devices = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            self.task.loss(module, layout.build(batch))
+        hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+        with draws.torch_generators(self.device), hooks:
+            self.loss(module, layout.build(batch))
         self.load(self.start, self.buffers)
         return sum(size for storage, size in kept.items() if storage not in held)
 
@@ -199,13 +220,12 @@ def mean_buffer(rows: Tensor) -> Tensor:
     return rows.mean(0) if rows.is_floating_point() else rows.max(0).values
 
 
-def _built(model: Any, seed: int, *which: str) -> nn.Module:
+def _built(model: Any, device: torch.device, seed: int, *which: str) -> nn.Module:
     if isinstance(model, nn.Module):
         return copy.deepcopy(model)
     if not callable(model):
         raise ConfigError(f"model = {model!r} should be an nn.Module or a function that makes one")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(draws.torch_seed(draws.key(seed, "initialisation", *which)))
+    with draws.torch_generators(device, draws.key(seed, "initialisation", *which)):
         try:
             module = model()
         except Exception as error:
@@ -216,7 +236,9 @@ def _built(model: Any, seed: int, *which: str) -> nn.Module:
 
 
 def _generator_state(device: torch.device) -> Tensor:
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+    """Of the CPU's generator, and of the device's: a model may draw from either."""
+    states = [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+    return torch.cat(states)
 
 
 def _forget_statistics(module: nn.Module) -> None:

@@ -47,11 +47,6 @@ class Looped:
             mine = turned(mine)
         batch = self._layout.build(mine)
         if not blueprint.random:
-            return blueprint.task.loss(module, batch)
-        with torch.random.fork_rng(devices=_cuda(blueprint.device)):
-            torch.manual_seed(draws.torch_seed(keys[k]))
-            return blueprint.task.loss(module, batch)
-
-
-def _cuda(device: torch.device) -> list[torch.device]:
-    return [device] if device.type == "cuda" else []
+            return blueprint.loss(module, batch)
+        with draws.torch_generators(blueprint.device, keys[k]):
+            return blueprint.loss(module, batch)

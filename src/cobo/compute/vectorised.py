@@ -66,7 +66,7 @@ class _Loss(nn.Module):
     def __init__(self, blueprint: Blueprint, layout: Layout) -> None:
         super().__init__()
         self.module = blueprint.module
-        self._task, self._layout = blueprint.task, layout
+        self._objective, self._layout = blueprint.loss, layout
 
     def forward(self, *fields: Tensor) -> Tensor:
-        return self._task.loss(self.module, self._layout.build(fields))
+        return self._objective(self.module, self._layout.build(fields))

@@ -29,7 +29,8 @@ def crop_flip(fields: Fields, keys: draws.Keys) -> Fields:
     rows = _mirrored(np.arange(height) + shifts[:, 0, :, None], height)
     columns = _mirrored(np.arange(width) + shifts[:, 1, :, None], width)
     columns = np.where(drawn[:, 2, :, None] < 0.5, columns[..., ::-1], columns)
-    places = torch.from_numpy(rows[..., :, None] * width + columns[..., None, :]).to(images.device)
+    y, x = (torch.from_numpy(places).to(images.device) for places in (rows, columns))
+    places = y[..., :, None] * width + x[..., None, :]
     flat = images.flatten(3)  # [m, batch, channels, height * width]
     index = places.flatten(2)[:, :, None].expand(flat.shape)
     return (flat.gather(3, index).view(images.shape), *others)

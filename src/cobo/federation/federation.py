@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from cobo import draws
 from cobo.compute.batch import Fields
-from cobo.compute.blueprint import Blueprint, BufferPolicy, Buffers, average_buffers, mean_buffer
+from cobo.compute.blueprint import Blueprint, BufferPolicy, Buffers, Precision, average_buffers, mean_buffer
 from cobo.compute.channels_last import turn_kernels, turned
 from cobo.compute.executor import Choice, Chosen, choose
 from cobo.compute.task import Task
@@ -68,6 +68,7 @@ class Federation:
         batch_size: int | None = 32,
         augment: Augmentation | None = None,
         buffers: BufferPolicy = "local",
+        precision: Precision = "float32",
         executor: Choice = "auto",
         models_at_once: int = 40,
         device: str | torch.device = "cpu",
@@ -80,7 +81,9 @@ class Federation:
         self.device = torch.device(device)
         self.computed = 0  # gradients so far
         self.compared = 0  # losses without a gradient so far
-        self.blueprint = Blueprint(model, task or Task(), seed=seed, policy=buffers, device=self.device)
+        self.blueprint = Blueprint(
+            model, task or Task(), seed=seed, policy=buffers, device=self.device, precision=precision
+        )
         place: dict[str, Any] = {"dtype": self.blueprint.dtype, "device": self.device}
         self._train = Pool([client.train for client in self.clients], **place)
         self._tested = [k for k, client in enumerate(self.clients) if client.test is not None]
@@ -350,7 +353,7 @@ class Federation:
     def _judge(self, module: nn.Module, fields: Fields) -> tuple[float, float | None]:
         """Mean loss on a batch and, for classifiers, the share of right answers."""
         batch = self._train.layout.build(turned(fields) if self.blueprint.convolutional else fields)
-        return self.blueprint.task.measure(module, batch)
+        return self.blueprint.measure(module, batch)
 
     def build(self, models: Tensor) -> dict[str, nn.Module]:
         """A ready module for every client present, by name."""

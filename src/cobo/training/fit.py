@@ -39,9 +39,9 @@ def fit(
     """Train one personal model per client, and learn who should learn from whom.
 
     `training` takes rounds, lr, batch_size, momentum, weight_decay, optimizer, schedule, seed, evaluate_every,
-    buffers, executor, models_at_once, device, roster and clocks, see `cobo.Training`. With `out`, the run is recorded
-    in that folder and can be resumed from its last checkpoint after any kind of end. `progress` shows a bar.
-    `listeners` are functions that hear every event of the run (`cobo.training.events`).
+    buffers, precision, augment, executor, models_at_once, device, roster and clocks, see `cobo.Training`. With `out`,
+    the run is recorded in that folder and can be resumed from its last checkpoint after any kind of end. `progress`
+    shows a bar. `listeners` are functions that hear every event of the run (`cobo.training.events`).
 
     >>> import torch
     >>> def party(name, slope):
@@ -94,6 +94,7 @@ def assemble(
         batch_size=settings.batch_size,
         augment=AUGMENTATIONS[settings.augment] if isinstance(settings.augment, str) else settings.augment,
         buffers=settings.buffers,
+        precision=settings.precision,
         executor=settings.executor,
         models_at_once=settings.models_at_once,
         device=settings.device,

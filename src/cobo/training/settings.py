@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, ReduceLROnPlateau
 
-from cobo.compute.blueprint import BufferPolicy
+from cobo.compute.blueprint import BufferPolicy, Precision
 from cobo.compute.executor import Choice
 from cobo.config import Settings
 from cobo.engines import Clocks
@@ -30,7 +30,8 @@ class Training(Settings):
     `evaluate_every` defaults to a hundredth of the rounds; a checkpoint is written at every evaluation. `momentum` is
     that of SGD. `augment` changes every batch as it is drawn: by name, or f(fields, keys). With `batch_size = None`
     gradients are exact, over all of a client's samples. `roster` says who joins and leaves when; without one, all
-    clients are there from the first round to the last. With `clocks`, time is simulated.
+    clients are there from the first round to the last. With `clocks`, time is simulated. `precision` is that of
+    the layers; with "bfloat16", where the device is fast at it, models and gradients still are float32.
     """
 
     rounds: int = Field(default=1000, ge=1)
@@ -44,6 +45,7 @@ class Training(Settings):
     seed: int = Field(default=0, ge=0)
     evaluate_every: int | None = Field(default=None, ge=1)
     buffers: BufferPolicy = "local"
+    precision: Precision = "float32"
     executor: Choice = "auto"
     models_at_once: int = Field(default=40, ge=1)
     device: str = "cpu"
