@@ -13,6 +13,7 @@ import cobo
 from cobo import draws
 from cobo.errors import CheckpointError, ConfigError
 from cobo.experiments import EXPERIMENTS, load_experiment
+from cobo.experiments.runner import run as run_one
 from cobo.federation import Federation, Roster
 from cobo.methods import METHODS
 from cobo.models import mlp
@@ -91,9 +92,15 @@ def test_another_precision_is_named_when_a_run_goes_on(tmp_path):
         cobo.fit(parties(), precision="bfloat16", resume=True, **options)
 
 
-def test_precision_is_in_the_file_of_an_experiment_when_it_is_not_the_usual_one():
-    assert "precision" not in load_experiment("digits", EXPERIMENTS).plain()
-    assert load_experiment("digits", EXPERIMENTS, ["precision=bfloat16"]).plain()["precision"] == "bfloat16"
+def test_a_folder_from_before_there_was_a_choice_can_be_added_to(tmp_path):
+    experiment = load_experiment("digits", EXPERIMENTS, ["rounds=2", "samples=20"])
+    run_one(experiment, "local", 0, tmp_path, resume=False, progress=False)
+    path = tmp_path / "experiment.toml"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(line for line in lines if not line.startswith("precision")))
+    run_one(experiment, "local", 1, tmp_path, resume=False, progress=False)
+    with pytest.raises(CheckpointError, match=r"holds runs with precision = 'float32', not 'bfloat16'"):
+        run_one(experiment.replace(precision="bfloat16"), "local", 2, tmp_path, resume=False, progress=False)
 
 
 def test_bfloat16_needs_a_model_of_float32_and_other_precisions_are_refused():

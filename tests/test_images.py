@@ -13,6 +13,7 @@ from cobo import cli, draws
 from cobo.data import Split
 from cobo.errors import ConfigError
 from cobo.experiments import EXPERIMENTS, images, load_experiment
+from cobo.experiments.runner import Claim
 from cobo.federation import Federation
 from cobo.federation.augment import PAD, crop_flip
 from cobo.methods import METHODS
@@ -281,6 +282,13 @@ def test_a_fraction_of_the_images(counted, name, each):
     assert each is None or held == [each] * 8
 
 
+def test_a_quick_look_at_a_part_of_the_test_images(counted):
+    clients = load_experiment("cross-silo", EXPERIMENTS, ["test_fraction=0.01"]).build(0).clients
+    assert [len(client.test) for client in clients] == [100] * 8
+    clients = load_experiment("cross-device", EXPERIMENTS, ["test_fraction=0.1"]).build(0).clients
+    assert sum(len(client.test) for client in clients if client.name.endswith("client0")) == 1_000
+
+
 @pytest.mark.parametrize("name", ["cross-silo-small", "cross-device-small"])
 def test_validation_touches_no_test_image_and_nobody_trains_on_it(small, name):
     train, test = small
@@ -345,3 +353,4 @@ def test_methods_that_cost_too_much_run_when_they_are_named(tmp_path, monkeypatc
     assert not end.value.code
     assert capsys.readouterr().err.count("left out") == 1
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["local"]
+    Claim(tmp_path, load_experiment("digits", EXPERIMENTS, ["rounds=2"]))  # the folder takes other methods, too

@@ -93,14 +93,16 @@ class Experiment(Training):
         return {**{k: getattr(self, k) for k in Training.model_fields}, **own, "seed": seed}
 
     def plain(self) -> dict[str, Any]:
-        """The resolved settings as TOML can hold them: no seed, nothing unset, no precision if it is the usual one."""
+        """The resolved settings as TOML can hold them: no seed, nothing unset."""
         settings = self.model_dump(mode="json", exclude_none=True)
         roster = self.roster.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
         settings["roster"] = {key: value for key, value in roster.items() if value}
         unset = {key for key in ("roster", "without", "leave_out") if not settings[key]}
-        if self.precision == "float32":
-            unset.add("precision")
         return {k: v for k, v in settings.items() if k not in {"seed", *unset}}
+
+    def usual(self) -> dict[str, Any]:
+        """The settings that this experiment has where none are given, in the same form."""
+        return type(self)(experiment=self.experiment).plain()
 
 
 def load_experiment(

@@ -19,9 +19,13 @@ CLASSES = 100
 
 
 class Cifar100(Experiment):
-    """CIFAR-100 divided among clients, `fraction` of the training images in all; judged by all test images."""
+    """CIFAR-100 divided among clients, `fraction` of the training images in all; judged by all test images.
+
+    For a quick look, `test_fraction` of them, the first ones, will do.
+    """
 
     fraction: float = Field(default=1.0, gt=0, le=1)
+    test_fraction: float = Field(default=1.0, gt=0, le=1)
     network: Literal["resnet9", "patch-cnn"] = "resnet9"
     width: int = Field(default=64, ge=1)
     norm: Literal["batch", "group"] = "batch"
@@ -30,6 +34,8 @@ class Cifar100(Experiment):
         train, test = cifar100()
         if validation:
             train, test = train.divided(validation, seed)
+        judges = max(1, round(self.test_fraction * len(test.targets)))
+        test = Split(test.inputs[:judges], test.targets[:judges])
         clients = partition.make_clients(self._shares(train, seed), train, test)
         return Parts(clients, self._model, "cross_entropy")
 

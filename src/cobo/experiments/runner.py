@@ -33,8 +33,9 @@ class Claim:
             stored = tomllib.loads(self._path.read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise CheckpointError(f"{self._path} is damaged: {error}; mend it or use another --out") from None
+        stored = {**experiment.usual(), **stored}  # a setting that there was not yet when the file was written
         for key in {**stored, **self._settings}:
-            if stored.get(key) == self._settings.get(key):
+            if stored.get(key) == self._settings.get(key) or key == "leave_out":  # what `all` means, not what comes out
                 continue
             if not (alone and key in experiment.members):
                 where, was, now = _difference(key, stored.get(key), self._settings.get(key))
