@@ -1,6 +1,8 @@
-"""Shared by all tests: one torch thread per test process, small federations that a person can check by hand, and a
-user with nothing on the computer but a server."""
+"""Shared by all tests: one torch thread per test process, small federations that a person can check by hand, a
+user with nothing on the computer but a server, and the real CIFAR-100 where it is."""
 
+import shutil
+import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -97,3 +99,17 @@ def server():
         yield running
         running.shutdown()
         thread.join()
+
+
+UNPACK = Path(__file__).parent.parent.parent / "shared" / "data" / "unpack_cifar100.py"
+
+
+@pytest.fixture(scope="session")
+def real(tmp_path_factory):
+    """A folder with the real CIFAR-100 in the binary version."""
+    if not UNPACK.exists():
+        pytest.skip("CIFAR-100 is not beside this repository (shared/data/unpack_cifar100.py)")
+    folder = tmp_path_factory.mktemp("cifar100")
+    subprocess.run([sys.executable, str(UNPACK), str(folder)], check=True, capture_output=True)
+    yield folder
+    shutil.rmtree(folder)

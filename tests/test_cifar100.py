@@ -4,7 +4,6 @@ import gzip
 import io
 import os
 import pickle
-import shutil
 import signal
 import socket
 import subprocess
@@ -474,20 +473,6 @@ def test_the_registry_has_it_with_what_its_author_publishes():
     assert DATA["cifar100"] is SOURCE
     assert Origin("https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
                   "03b5dce01913d631647c71ecec9e9cb8", 50_000, 10_000) == ORIGIN  # fmt: skip
-
-
-UNPACK = ROOT.parent / "shared" / "data" / "unpack_cifar100.py"
-
-
-@pytest.fixture(scope="session")
-def real(tmp_path_factory):
-    """A folder with the real data in the binary version."""
-    if not UNPACK.exists():
-        pytest.skip("CIFAR-100 is not beside this repository (shared/data/unpack_cifar100.py)")
-    folder = tmp_path_factory.mktemp("cifar100")
-    subprocess.run([sys.executable, str(UNPACK), str(folder)], check=True, capture_output=True)
-    yield folder
-    shutil.rmtree(folder)
 
 
 def test_cifar100_is_whole(real, monkeypatch):

@@ -14,6 +14,7 @@ from cobo.data import Split
 from cobo.errors import ConfigError
 from cobo.experiments import EXPERIMENTS, images, load_experiment
 from cobo.experiments.runner import Claim
+from cobo.experiments.runner import run as run_one
 from cobo.federation import Federation
 from cobo.federation.augment import PAD, crop_flip
 from cobo.methods import METHODS
@@ -354,3 +355,16 @@ def test_methods_that_cost_too_much_run_when_they_are_named(tmp_path, monkeypatc
     assert capsys.readouterr().err.count("left out") == 1
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["local"]
     Claim(tmp_path, load_experiment("digits", EXPERIMENTS, ["rounds=2"]))  # the folder takes other methods, too
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["cross-silo-small", "cross-device-small"])
+def test_small_presets_run_on_the_real_images(real, tmp_path, monkeypatch, name):
+    monkeypatch.setenv("COBO_DATA", str(real))
+    experiment = load_experiment(name, EXPERIMENTS, ["rounds=2", "test_fraction=0.2"])
+    result = run_one(experiment, "cobo", 0, tmp_path, resume=False, progress=False)
+    assert len(result.names) == (8 if name == "cross-silo-small" else 80)
+    assert result.history[-1]["loss"] == pytest.approx(np.log(100), abs=1.0)
+    assert result.weights.shape == (len(result.names),) * 2
+    loaded = cobo.load(tmp_path / "cobo" / "seed-0")
+    assert loaded.models[result.names[0]](images.cifar100()[1].inputs[:3]).shape == (3, 100)
