@@ -306,7 +306,7 @@ def test_pair_gradients_can_be_taken_over_all_samples():
     federation, state = started(clients, lambda: nn.Linear(2, 2), CoBo(), batch_size=4)
     pairs = np.array([[0, 1]])
     exact = Federation(clients, lambda: nn.Linear(2, 2), batch_size=None).products(state.X, pairs, 3)
-    whole = federation.gradients(state.X, round=3, pairs=pairs, whole=True)
+    whole = federation.gradients(state.X, round=3, pairs=pairs, batches=None)
     assert torch.allclose(whole.products.inner, exact.inner)
     assert not torch.allclose(federation.products(state.X, pairs, 3).inner, exact.inner)
     assert torch.equal(whole.rows, federation.gradients(state.X, round=3).rows)

@@ -4,12 +4,14 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from cobo import draws
 from cobo.compute.batch import Fields
 from cobo.errors import ConfigError
 
+Indices = NDArray[np.int64]
 Augmentation = Callable[[Fields, draws.Keys], Fields]
 
 PAD = 4
@@ -34,11 +36,10 @@ def crop_flip(fields: Fields, keys: draws.Keys) -> Fields:
     return (flat.gather(3, index).view(images.shape), *others)
 
 
-def _mirrored(
-    places: "np.ndarray[tuple[int, ...], np.dtype[np.int64]]", size: int
-) -> "np.ndarray[tuple[int, ...], np.dtype[np.int64]]":
+def _mirrored(places: Indices, size: int) -> Indices:
     """Places beyond a border, reflected at it; the border itself is not repeated."""
-    return size - 1 - np.abs(size - 1 - np.abs(places))
+    inside: Indices = size - 1 - np.abs(size - 1 - np.abs(places))
+    return inside
 
 
 AUGMENTATIONS: dict[str, Augmentation] = {"crop-flip": crop_flip}
@@ -48,6 +49,6 @@ def check_images(images: Tensor) -> None:
     """A batch [batch, channels, height, width] of images large enough to be shifted, or one line about it."""
     if images.ndim != 4 or min(images.shape[2:]) <= PAD:
         raise ConfigError(
-            f"augment = 'crop-flip' needs images [channels, height, width] of more than {PAD}x{PAD} pixels as the first "
+            f"augment = 'crop-flip' needs images [channels, height, width] larger than {PAD}x{PAD} pixels as the first "
             f"field of a sample; this one has the shape {list(images.shape[1:])}"
         )

@@ -33,4 +33,5 @@ class Residual(nn.Sequential):
     """x + f(x), with f the layers inside."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + super().forward(x)
+        out: Tensor = x + super().forward(x)  # type: ignore[no-untyped-call]
+        return out
