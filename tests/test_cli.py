@@ -122,6 +122,8 @@ def test_settings_reach_experiment_and_method(tmp_path):
         (["compare", "digits", "--tuned", "nowhere.toml"], "'nowhere.toml' is not there"),
         (["compare", "digits", "--set", "ditto.rounds=3"], "rounds is the same for all methods"),
         (["compare", "digits", "--seeds", "1001"], "1001"),
+        (["compare", "digits", "--jobs", "0"], "jobs"),
+        (["compare", "digits", "--jobs", "2", "--set", "groups=11"], "groups = 11"),
         (["tune", "digits", "--methods", "magic"], "method 'magic' is not known"),
         (["tune", "digits", "--trials", "0"], "trials"),
         (["data", "fetch", "mnist"], "'mnist' is not known"),

@@ -41,6 +41,7 @@ class Silent:
 
     def begin(self, label):
         self.begun.append(label)
+        return self
 
     def skip(self):
         self.skipped += 1
@@ -243,13 +244,13 @@ def test_the_board_is_live_on_a_terminal_and_plain_lines_elsewhere(compared, cap
         console = Console(width=100, file=io.StringIO(), force_terminal=terminal)
         with Board(3, 10, lambda: table.terminal(results), console) as board:
             board.skip()
-            board.begin("ditto seed 1")
-            board({"event": "warning", "message": "mind [this]"})
-            board({"event": "warning", "message": "mind [this]"})
+            line = board.begin("ditto seed 1")
+            line({"event": "warning", "message": "mind [this]"})
+            line({"event": "warning", "message": "mind [this]"})
             for t in range(1, 11):
-                board({"event": "round", "round": t})
-            board({"event": "evaluated", "round": 10, "accuracy": 66.6, "loss": 1.0})
-            board.end()
+                line({"event": "round", "round": t})
+            line({"event": "evaluated", "round": 10, "accuracy": 66.6, "loss": 1.0})
+            line.end()
         text = console.file.getvalue()
         err = capsys.readouterr().err
         if terminal:
