@@ -51,6 +51,8 @@ def test_run_leaves_what_the_contract_says(tmp_path):
         "accuracy", "loss", "improved", "gradients", "seconds", "rounds_to_target", "weights_error", "groups_score"
     } <= set(results["methods"]["cobo"])  # fmt: skip
     assert results["methods"]["cobo"]["improved"] is None
+    names = {f"{name}.{kind}" for name in ("accuracy", "gradients", "weights") for kind in ("png", "svg")}
+    assert {path.name for path in (tmp_path / "figures").iterdir()} == names
     # experiment.toml is enough to run it again.
     again = tmp_path / "again"
     code, _, err = run("run", str(tmp_path / "experiment.toml"), "--seed", "3", "--out", str(again))

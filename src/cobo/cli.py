@@ -27,7 +27,7 @@ from cobo.experiments.theory_bench import Plan
 from cobo.experiments.tune import FIRST_SEED
 from cobo.experiments.worker import work
 from cobo.methods import METHODS
-from cobo.report import summary
+from cobo.report import comparison, summary
 from cobo.report import table as tables
 from cobo.report import theory as findings
 from cobo.report.board import Board
@@ -168,7 +168,7 @@ def theory(
 
 @app.command()
 def report(folder: Annotated[Path, typer.Argument(metavar="DIR")]) -> None:
-    """(Re)build the table from what is in a folder of runs."""
+    """(Re)build tables and figures from what is in a folder of runs."""
     path = folder / "experiment.toml"
     if not path.is_file():
         raise ConfigError(f"{folder} holds no experiment.toml; give a folder that `cobo run` or `compare` wrote")
@@ -247,9 +247,9 @@ def _compare(experiment: Experiment, methods: str, seeds: int, folder: Path, *, 
     try:
         with _resumable(folder), Board(len(wanted) * seeds, experiment.rounds, table) as board:
             run_all(experiment, wanted, range(seeds), folder, resume=resume, watch=board, at_once=jobs)
-    except (RunError, _Stopped):
-        if summary.read_runs(folder):
-            _show(folder, experiment)  # what there is
+    except (RunError, _Stopped) as error:
+        if summary.read_runs(folder):  # what there is; somebody who stops it does not want to wait for figures
+            _show(folder, experiment, draw=isinstance(error, RunError))
         raise
     _show(folder, experiment)
 
@@ -302,11 +302,13 @@ def _summarised(folder: Path, experiment: Experiment) -> summary.Results:
     return summary.summarise(folder, experiment.experiment, experiment.target_accuracy)
 
 
-def _show(folder: Path, experiment: Experiment) -> None:
+def _show(folder: Path, experiment: Experiment, *, draw: bool = True) -> None:
     results = _summarised(folder, experiment)
     tables.write(folder, results)
     console = Console()
     console.print(tables.terminal(results), soft_wrap=not console.is_terminal)
+    if draw:
+        comparison.draw(folder, results)
     console.print(f"written to {folder}", markup=False, highlight=False, soft_wrap=True)
 
 
