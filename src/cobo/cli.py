@@ -25,8 +25,9 @@ from cobo.experiments.runner import compare as run_all
 from cobo.experiments.runner import run as run_one
 from cobo.experiments.theory_bench import Plan
 from cobo.experiments.tune import FIRST_SEED
+from cobo.experiments.worker import work
 from cobo.methods import METHODS
-from cobo.report import summary
+from cobo.report import comparison, summary
 from cobo.report import table as tables
 from cobo.report import theory as findings
 from cobo.report.board import Board
@@ -51,6 +52,7 @@ Tuned = Annotated[
     str | None, typer.Option(help="The methods' settings from a file that `cobo tune` wrote, or `paper`.")
 ]
 Methods = Annotated[str, typer.Option(help="Names separated by commas, or all.")]
+Jobs = Annotated[int, typer.Option(min=1, help="Runs at a time, in processes of their own.")]
 Boards = Annotated[Path | None, typer.Option(help="Also write metrics for TensorBoard into this folder.")]
 
 
@@ -94,6 +96,7 @@ def compare(
     out: Out = None,
     resume: Resume = False,
     tuned: Tuned = None,
+    jobs: Jobs = 1,
 ) -> None:
     """Run several methods with several seeds, and put them in one table."""
     chosen = load_experiment(experiment, EXPERIMENTS, _changes(set_, rounds), tuned)
@@ -102,7 +105,13 @@ def compare(
         raise ConfigError(
             f"--tuned {tuned!r} has nothing for {untuned[0]}; tune it too, or choose --methods without it"
         )
-    _compare(chosen, methods, seeds, out or _folder(experiment), resume=resume)
+    _compare(chosen, methods, seeds, out or _folder(experiment), resume=resume, jobs=jobs)
+
+
+@app.command(hidden=True)
+def worker() -> None:
+    """What `--jobs` starts: runs that are asked for on stdin."""
+    work(EXPERIMENTS)
 
 
 @app.command()
@@ -159,7 +168,7 @@ def theory(
 
 @app.command()
 def report(folder: Annotated[Path, typer.Argument(metavar="DIR")]) -> None:
-    """(Re)build the table from what is in a folder of runs."""
+    """(Re)build tables and figures from what is in a folder of runs."""
     path = folder / "experiment.toml"
     if not path.is_file():
         raise ConfigError(f"{folder} holds no experiment.toml; give a folder that `cobo run` or `compare` wrote")
@@ -229,7 +238,7 @@ def main() -> None:
         _fail("stopped by the user", 130)
 
 
-def _compare(experiment: Experiment, methods: str, seeds: int, folder: Path, *, resume: bool) -> None:
+def _compare(experiment: Experiment, methods: str, seeds: int, folder: Path, *, resume: bool, jobs: int = 1) -> None:
     wanted = _wanted(methods, experiment)
 
     def table() -> Table | None:
@@ -237,10 +246,10 @@ def _compare(experiment: Experiment, methods: str, seeds: int, folder: Path, *, 
 
     try:
         with _resumable(folder), Board(len(wanted) * seeds, experiment.rounds, table) as board:
-            run_all(experiment, wanted, range(seeds), folder, resume=resume, watch=board)
-    except (RunError, _Stopped):
-        if summary.read_runs(folder):
-            _show(folder, experiment)  # what there is
+            run_all(experiment, wanted, range(seeds), folder, resume=resume, watch=board, at_once=jobs)
+    except (RunError, _Stopped) as error:
+        if summary.read_runs(folder):  # what there is; somebody who stops it does not want to wait for figures
+            _show(folder, experiment, draw=isinstance(error, RunError))
         raise
     _show(folder, experiment)
 
@@ -293,11 +302,13 @@ def _summarised(folder: Path, experiment: Experiment) -> summary.Results:
     return summary.summarise(folder, experiment.experiment, experiment.target_accuracy)
 
 
-def _show(folder: Path, experiment: Experiment) -> None:
+def _show(folder: Path, experiment: Experiment, *, draw: bool = True) -> None:
     results = _summarised(folder, experiment)
     tables.write(folder, results)
     console = Console()
     console.print(tables.terminal(results), soft_wrap=not console.is_terminal)
+    if draw:
+        comparison.draw(folder, results)
     console.print(f"written to {folder}", markup=False, highlight=False, soft_wrap=True)
 
 

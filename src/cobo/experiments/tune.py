@@ -21,7 +21,8 @@ from cobo import draws
 from cobo.compute.task import Task
 from cobo.errors import CheckpointError, ConfigError, RunError
 from cobo.experiments.experiment import Experiment
-from cobo.experiments.runner import Claim, Watcher
+from cobo.experiments.job import Watcher
+from cobo.experiments.runner import Claim
 from cobo.federation import Federation
 from cobo.methods import METHODS
 from cobo.training.checkpoint import write_atomic
@@ -64,9 +65,9 @@ def tune(
                         _check_point(folder, method, done[number, seed], point)
                         watch.skip()
                         continue
-                    watch.begin(f"{method} trial {number + 1} seed {seed}")
-                    _run(experiment, method, number, point, seed, folder, [claim, watch])
-                    watch.end()
+                    heard = watch.begin(f"{method} trial {number + 1} seed {seed}")
+                    _run(experiment, method, number, point, seed, folder, [claim, heard])
+                    heard.end()
     found = best(folder, trials, seeds)
     for method in methods:
         if method not in found:

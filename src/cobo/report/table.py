@@ -4,6 +4,7 @@ import csv
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 from rich.table import Table
 
@@ -12,12 +13,12 @@ from cobo.training.checkpoint import write_atomic
 
 COLUMNS = (
     "method", "accuracy %", "loss", "improved %", "recovery %", "gradients", "comparisons", "MB sent", "to target",
-    "W error", "groups", "s",
+    "W error", "groups", "W right", "s",
 )  # fmt: skip
 SPREAD = ("accuracy", "loss", "improved", "recovery")
 SINGLE = (
     "gradients", "comparisons", "bytes", "rounds_to_target", "weights_error", "groups_score", "seconds", "time",
-    "time_to_target", "told",
+    "time_to_target", "gradients_to_target", "rounds_to_ditto", "gradients_to_ditto", "told",
 )  # fmt: skip
 
 
@@ -39,11 +40,13 @@ def comma_separated(results: Results) -> str:
     """Every number in full, for other programs; empty where it does not apply."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["method", *(f"{name}_{part}" for name in SPREAD for part in ("mean", "std")), *SINGLE, "seeds"])
+    writer.writerow(["method", *(f"{name}_{part}" for name in SPREAD for part in ("mean", "std")), *SINGLE,
+                     "graph_settled_round", "seeds"])  # fmt: skip
     for name, m in results["methods"].items():
         spreads = [(m[key] or {}).get(part) for key in SPREAD for part in ("mean", "std")]
         seeds = " ".join(str(seed) for seed in m["seeds"])
-        writer.writerow([name, *("" if v is None else v for v in [*spreads, *(m[key] for key in SINGLE)]), seeds])
+        values = [*spreads, *(m[key] for key in SINGLE), _settled(m)]
+        writer.writerow([name, *("" if v is None else v for v in values), seeds])
     return out.getvalue()
 
 
@@ -79,7 +82,7 @@ def terminal(results: Results) -> Table:
     for m, row in zip(results["methods"].values(), _rows(results), strict=True):
         brief = [text.partition(" ±")[0] for text in row]
         brief[1], brief[5], brief[-1] = row[1], f"{m['gradients'] / 1000:.1f}", f"{m['seconds']:.0f}"
-        table.add_row(*brief[:6], *brief[7:])
+        table.add_row(*brief[:6], *brief[7:11], brief[-1])
     return table
 
 
@@ -98,10 +101,16 @@ def _rows(results: Results) -> list[tuple[str, ...]]:
             _number(m["rounds_to_target"], 0),
             _number(m["weights_error"], 3),
             _number(m["groups_score"], 2),
+            _number(_settled(m), 0),
             _number(m["seconds"], 1),
         )
         for name, m in results["methods"].items()
     ]
+
+
+def _settled(m: dict[str, Any]) -> float | None:
+    """The round from which on W had the true groups, with every seed."""
+    return (m["graph_settled"] or {}).get("round")
 
 
 def _title(results: Results) -> str:

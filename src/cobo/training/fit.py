@@ -61,18 +61,7 @@ def fit(
     folder = None if out is None else Path(out)
     if folder is None and resume:
         raise ConfigError("resume = True needs a folder to resume from; set out=")
-    federation = Federation(
-        clients,
-        model,
-        task=Task(loss, objective),
-        seed=settings.seed,
-        batch_size=settings.batch_size,
-        augment=AUGMENTATIONS[settings.augment] if isinstance(settings.augment, str) else settings.augment,
-        buffers=settings.buffers,
-        executor=settings.executor,
-        models_at_once=settings.models_at_once,
-        device=settings.device,
-    )
+    federation = federate(clients, model, Task(loss, objective), settings)
     check(federation, method, settings)
     with ExitStack() as stack:
         heard = list(listeners)
@@ -93,16 +82,39 @@ def fit(
     return result
 
 
-def _claim(folder: Path, resume: bool) -> None:
+def federate(
+    clients: Sequence[Client], model: nn.Module | Callable[[], nn.Module], task: Task, settings: Training
+) -> Federation:
+    """The federation that a run with these settings trains."""
+    return Federation(
+        clients,
+        model,
+        task=task,
+        seed=settings.seed,
+        batch_size=settings.batch_size,
+        augment=AUGMENTATIONS[settings.augment] if isinstance(settings.augment, str) else settings.augment,
+        buffers=settings.buffers,
+        executor=settings.executor,
+        models_at_once=settings.models_at_once,
+        device=settings.device,
+    )
+
+
+def refuse_overwriting(folder: Path) -> None:
     """A folder that holds a run is only touched to go on with it."""
+    if (folder / "metrics.jsonl").exists():
+        raise CheckpointError(
+            f"{folder} already holds a run; resume it (resume=True, --resume) or choose another folder"
+        )
+
+
+def _claim(folder: Path, resume: bool) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{folder} cannot be used as a folder: {error.strerror}; choose another") from None
-    if not resume and (folder / "metrics.jsonl").exists():
-        raise CheckpointError(
-            f"{folder} already holds a run; resume it (resume=True, --resume) or choose another folder"
-        )
+    if not resume:
+        refuse_overwriting(folder)
 
 
 def _result(run: Run) -> Result:
