@@ -8,7 +8,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import nn
 
 from cobo.compute.task import Loss
@@ -16,6 +16,8 @@ from cobo.errors import ConfigError
 from cobo.federation import Client
 from cobo.methods import METHODS, Method
 from cobo.training.settings import OWN, Training
+
+Range = tuple[float, float]
 
 TABLES = ("roster", "clocks")  # settings that have settings
 
@@ -42,6 +44,18 @@ class Experiment(Training):
     threads: int | None = Field(default=None, ge=1)  # of torch; small models are faster, and better company, with one
     without: tuple[str, ...] = ()  # clients who take no part
     methods: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    search: dict[str, dict[str, Range]] = Field(default_factory=dict)  # where `cobo tune` looks, by method
+
+    @field_validator("search")
+    @classmethod
+    def _can_be_searched(cls, search: dict[str, dict[str, Range]]) -> dict[str, dict[str, Range]]:
+        for method, ranges in search.items():
+            if method not in METHODS:
+                raise ValueError(f"tables of methods, of which {method!r} is none: {', '.join(METHODS)}")
+            for name, (low, high) in ranges.items():
+                if not 0 < low < high or name not in {*METHODS[method].model_fields, *OWN}:
+                    raise ValueError(f"a range [low, high] above 0 for a setting of {method}; {name} is not")
+        return search
 
     def parts(self, seed: int, *, validation: float = 0.0) -> Parts:
         """What `build` gives, but for those clients who take no part."""
@@ -89,7 +103,7 @@ class Experiment(Training):
         settings = self.model_dump(mode="json", exclude_none=True)
         roster = self.roster.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
         settings["roster"] = {key: value for key, value in roster.items() if value}
-        unset = {key for key in ("roster", "without") if not settings[key]}
+        unset = {key for key in ("roster", "without", "search") if not settings[key]}
         return {k: v for k, v in settings.items() if k not in {"seed", *unset}}
 
 

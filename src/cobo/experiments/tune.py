@@ -119,7 +119,9 @@ def finished(folder: Path, method: str, trials: int, seeds: int) -> list[Trial]:
 
 
 def _ranges(experiment: Experiment, method: str) -> dict[str, Any]:
-    return {"lr": (experiment.lr / LR_FACTOR, experiment.lr * LR_FACTOR), **METHODS[method].search}
+    """Where to look: the experiment's own table for a method or, without one, the usual ranges."""
+    usual = {"lr": (experiment.lr / LR_FACTOR, experiment.lr * LR_FACTOR), **METHODS[method].search}
+    return dict(experiment.search.get(method, usual))
 
 
 def _federation(experiment: Experiment) -> Federation:
@@ -149,7 +151,7 @@ def _run(
         result = fit(
             parts.clients, model=parts.model, loss=parts.loss, method=changed.method(method), out=trial, resume=True,
             listeners=listeners,
-            **{**changed.training(method, seed), "evaluate_every": max(1, changed.rounds // 10)},
+            **{**changed.training(method, seed), "evaluate_every": max(1, changed.rounds // 4)},
         )  # fmt: skip
         score, note = _judged(result.history[-1])
     except (ConfigError, RunError) as error:  # outside the stable range, or diverged
