@@ -25,11 +25,13 @@ from cobo.experiments.runner import compare as run_all
 from cobo.experiments.runner import run as run_one
 from cobo.experiments.theory_bench import Plan
 from cobo.experiments.tune import FIRST_SEED
+from cobo.experiments.vary import Variation, load_values, safe
 from cobo.experiments.worker import work
 from cobo.methods import METHODS
 from cobo.report import comparison, summary
 from cobo.report import table as tables
 from cobo.report import theory as findings
+from cobo.report import vary as variations
 from cobo.report.board import Board
 from cobo.training.events import Listener, TensorBoard
 
@@ -52,6 +54,7 @@ Tuned = Annotated[
     str | None, typer.Option(help="The methods' settings from a file that `cobo tune` wrote, or `paper`.")
 ]
 Methods = Annotated[str, typer.Option(help="Names separated by commas, or all.")]
+Seeds = Annotated[int, typer.Option(min=1, max=FIRST_SEED, help="How many: seeds 0, 1, ...")]
 Jobs = Annotated[int, typer.Option(min=1, help="Runs at a time, in processes of their own.")]
 Boards = Annotated[Path | None, typer.Option(help="Also write metrics for TensorBoard into this folder.")]
 
@@ -62,7 +65,7 @@ def demo(
 ) -> None:
     """All eight methods on the digits data: nothing to download, about a minute, ends with a table."""
     folder = out or Path("runs") / f"demo-{datetime.now():%Y%m%d-%H%M%S}"
-    _compare(load_experiment("digits", EXPERIMENTS), "all", 1, folder, resume=out is not None)
+    _compare(load_experiment("digits", EXPERIMENTS), list(METHODS), 1, folder, resume=out is not None)
 
 
 @app.command()
@@ -90,7 +93,7 @@ def run(
 def compare(
     experiment: Name,
     methods: Methods = "all",
-    seeds: Annotated[int, typer.Option(min=1, max=FIRST_SEED, help="How many: seeds 0, 1, ...")] = 1,
+    seeds: Seeds = 1,
     rounds: Rounds = None,
     set_: Changes = None,
     out: Out = None,
@@ -100,12 +103,49 @@ def compare(
 ) -> None:
     """Run several methods with several seeds, and put them in one table."""
     chosen = load_experiment(experiment, EXPERIMENTS, _changes(set_, rounds), tuned)
-    untuned = [method for method in _wanted(methods, chosen) if tuned is not None and method not in chosen.methods]
-    if untuned:
-        raise ConfigError(
-            f"--tuned {tuned!r} has nothing for {untuned[0]}; tune it too, or choose --methods without it"
-        )
-    _compare(chosen, methods, seeds, out or _folder(experiment), resume=resume, jobs=jobs)
+    wanted = _wanted(methods, chosen, tuned)
+    _compare(chosen, wanted, seeds, out or _folder(experiment), resume=resume, jobs=jobs)
+
+
+@app.command()
+def vary(
+    experiment: Name,
+    setting: Annotated[str, typer.Argument(help="A setting, as --set names it, and its values.", metavar="KEY=V1,V2")],
+    methods: Methods = "all",
+    seeds: Seeds = 1,
+    rounds: Rounds = None,
+    set_: Changes = None,
+    out: Annotated[Path | None, typer.Option(help="Folder. By default runs/vary-EXPERIMENT-KEY.")] = None,
+    resume: Resume = False,
+    tuned: Tuned = None,
+    jobs: Jobs = 1,
+) -> None:
+    """Compare methods at each value of one setting. Methods that do not have it are run once, for all values."""
+    folder = out or _folder(experiment, "vary-", "-" + setting.partition("=")[0].strip())
+    key, values = load_values(experiment, EXPERIMENTS, setting, folder, _changes(set_, rounds), tuned)
+    variation = Variation(key, values, _wanted(methods, values[0].experiment, tuned))
+    runs = len(variation.jobs(range(seeds)))
+
+    def table() -> Table | None:
+        results = variations.summarise(variation)
+        return variations.terminal(results) if results["values"] else None
+
+    def show(*, draw: bool) -> None:
+        results = variations.summarise(variation)
+        if results["values"]:
+            variations.write(folder, results)
+            _print(variations.terminal(results))
+            if draw:
+                variations.draw(folder, results)
+            _say(f"written to {folder}")
+
+    try:
+        with _resumable(folder), Board(runs, values[0].experiment.rounds, table) as board:
+            variation.run(range(seeds), resume=resume, watch=board, at_once=jobs)
+    except (RunError, _Stopped) as error:
+        show(draw=isinstance(error, RunError))
+        raise
+    show(draw=True)
 
 
 @app.command(hidden=True)
@@ -137,10 +177,8 @@ def tune(
 
     with _resumable(folder), Board(len(wanted) * trials * seeds, chosen.rounds, table) as board:
         search.tune(chosen, wanted, trials, seeds, folder, board)
-    console = Console()
-    console.print(table())
-    told = f"use it with `cobo compare {experiment} --tuned {folder / 'tuned.toml'}`"
-    console.print(told, markup=False, highlight=False, soft_wrap=True)
+    Console().print(table())
+    _say(f"use it with `cobo compare {experiment} --tuned {folder / 'tuned.toml'}`")
 
 
 @app.command()
@@ -161,9 +199,8 @@ def theory(
         task = bar.add_task("rounds", total=plan.rounds)
         results = plan.run(lambda kind: bar.update(task, advance=1, description=kind))
     findings.write(out, results, situations())
-    console = Console()
-    findings.show(console, results)
-    console.print(f"written to {out}", markup=False, highlight=False, soft_wrap=True)
+    findings.show(Console(), results)
+    _say(f"written to {out}")
 
 
 @app.command()
@@ -213,7 +250,7 @@ def fetch(name: Annotated[str, typer.Argument(metavar="NAME")]) -> None:
     source = DATA[name]
     if source.locate() is None and source.fetch is not None:
         source.fetch()
-    Console().print(f"{name}: {source.where}", markup=False, highlight=False, soft_wrap=True)
+    _say(f"{name}: {source.where}")
 
 
 def main() -> None:
@@ -238,15 +275,15 @@ def main() -> None:
         _fail("stopped by the user", 130)
 
 
-def _compare(experiment: Experiment, methods: str, seeds: int, folder: Path, *, resume: bool, jobs: int = 1) -> None:
-    wanted = _wanted(methods, experiment)
-
+def _compare(
+    experiment: Experiment, methods: list[str], seeds: int, folder: Path, *, resume: bool, jobs: int = 1
+) -> None:
     def table() -> Table | None:
         return tables.terminal(_summarised(folder, experiment)) if summary.read_runs(folder) else None
 
     try:
-        with _resumable(folder), Board(len(wanted) * seeds, experiment.rounds, table) as board:
-            run_all(experiment, wanted, range(seeds), folder, resume=resume, watch=board, at_once=jobs)
+        with _resumable(folder), Board(len(methods) * seeds, experiment.rounds, table) as board:
+            run_all(experiment, methods, range(seeds), folder, resume=resume, watch=board, at_once=jobs)
     except (RunError, _Stopped) as error:
         if summary.read_runs(folder):  # what there is; somebody who stops it does not want to wait for figures
             _show(folder, experiment, draw=isinstance(error, RunError))
@@ -254,11 +291,15 @@ def _compare(experiment: Experiment, methods: str, seeds: int, folder: Path, *, 
     _show(folder, experiment)
 
 
-def _wanted(methods: str, experiment: Experiment) -> list[str]:
+def _wanted(methods: str, experiment: Experiment, tuned: str | None = None) -> list[str]:
     """The methods asked for, checked before anything runs."""
     wanted = list(METHODS) if methods == "all" else list(dict.fromkeys(m.strip() for m in methods.split(",")))
     for method in wanted:
         experiment.method(method)
+        if tuned is not None and method not in experiment.methods:
+            raise ConfigError(
+                f"--tuned {tuned!r} has nothing for {method}; tune it too, or choose --methods without it"
+            )
     return wanted
 
 
@@ -282,9 +323,9 @@ class _resumable:  # noqa: N801, reads as a verb where it is used
             error.args = (f"{error} (what was written before stays in {self._folder})",)
 
 
-def _folder(experiment: str, prefix: str = "") -> Path:
+def _folder(experiment: str, prefix: str = "", suffix: str = "") -> Path:
     """Where runs of an experiment go: each preset, and each file, has a folder of its own."""
-    return Path("runs") / f"{prefix}{Path(experiment).stem}"
+    return Path("runs") / safe(f"{prefix}{Path(experiment).stem}{suffix}")
 
 
 def _changes(changes: list[str] | None, rounds: int | None) -> list[str]:
@@ -305,11 +346,19 @@ def _summarised(folder: Path, experiment: Experiment) -> summary.Results:
 def _show(folder: Path, experiment: Experiment, *, draw: bool = True) -> None:
     results = _summarised(folder, experiment)
     tables.write(folder, results)
-    console = Console()
-    console.print(tables.terminal(results), soft_wrap=not console.is_terminal)
+    _print(tables.terminal(results))
     if draw:
         comparison.draw(folder, results)
-    console.print(f"written to {folder}", markup=False, highlight=False, soft_wrap=True)
+    _say(f"written to {folder}")
+
+
+def _print(table: Table) -> None:
+    console = Console()
+    console.print(table, soft_wrap=not console.is_terminal)
+
+
+def _say(line: str) -> None:
+    Console().print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _tuning_table(folder: Path, methods: Sequence[str], trials: int, seeds: int) -> Table:

@@ -175,12 +175,7 @@ def override(table: dict[str, Any], change: str) -> None:
     key = key.strip()
     if not equals or not key:
         raise ConfigError(f"--set {change!r} is not allowed; it should be KEY=VALUE")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError as error:
-        value = text.strip()
-        if value.startswith(("{", "[")):
-            raise ConfigError(f"--set {change!r} is not valid TOML: {error}") from None
+    value = read_value(text, f"--set {change!r}")
     owner, dot, leaf = key.partition(".")
     if key in ("seed", "experiment", "methods") or leaf == "seed":
         raise ConfigError(f"--set {change!r} is not allowed; the seed has --seed or --seeds, the experiment its name")
@@ -196,3 +191,17 @@ def override(table: dict[str, Any], change: str) -> None:
     else:
         known = ", ".join([*METHODS, *TABLES])
         raise ConfigError(f"--set {change!r}: {owner!r} has no settings of its own; known are {known}")
+
+
+def read_value(text: str, where: str) -> Any:
+    """A value as TOML; what is not TOML is a string, so that words need no quotes.
+
+    >>> read_value("0.5", "here"), read_value("mixed", "here"), read_value("[1, 2]", "here")
+    (0.5, 'mixed', [1, 2])
+    """
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError as error:
+        if text.strip().startswith(("{", "[")):
+            raise ConfigError(f"{where} is not valid TOML: {error}") from None
+        return text.strip()

@@ -55,8 +55,8 @@ def draw(folder: Path, results: Results) -> None:
             break
     learned = {}
     for method in GRAPHS:
-        for seed, run in list(runs.get(method, {}).items())[:1]:
-            snapshots = read_snapshots(folder, method, seed, run)
+        for run in list(runs.get(method, {}).values())[:1]:
+            snapshots = read_snapshots(run)
             if snapshots:
                 learned[method] = _graphs(run, snapshots)
     if learned:
