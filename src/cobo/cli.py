@@ -294,6 +294,10 @@ def _compare(
 def _wanted(methods: str, experiment: Experiment, tuned: str | None = None) -> list[str]:
     """The methods asked for, checked before anything runs."""
     wanted = list(METHODS) if methods == "all" else list(dict.fromkeys(m.strip() for m in methods.split(",")))
+    if methods == "all" and experiment.leave_out:
+        wanted = [method for method in wanted if method not in experiment.leave_out]
+        left_out = ", ".join(experiment.leave_out)
+        sys.stderr.write(f"{experiment.experiment}: {left_out} left out, as it costs far more; name it to run it\n")
     for method in wanted:
         experiment.method(method)
         if tuned is not None and method not in experiment.methods:

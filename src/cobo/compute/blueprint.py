@@ -55,6 +55,7 @@ class Blueprint:
         self.shapes = [p.shape for p in self.parameters]
         self.sizes = [p.numel() for p in self.parameters]
         self.dtype = self.parameters[0].dtype
+        self.convolutional = any(isinstance(part, nn.modules.conv._ConvNd) for part in self.module.modules())
         self.start = torch.cat([p.detach().reshape(-1) for p in self.parameters])
         self.buffers: Buffers = {}
         self.random = False
@@ -64,11 +65,6 @@ class Blueprint:
     def size(self) -> int:
         """d, the length of a row."""
         return sum(self.sizes)
-
-    @property
-    def convolutional(self) -> bool:
-        kinds = (nn.modules.conv._ConvNd,)
-        return any(isinstance(module, kinds) for module in self.module.modules())
 
     def another_start(self, number: int) -> Tensor:
         """A row as the model's function would have made it under another seed, for methods that need several starts."""

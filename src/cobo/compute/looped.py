@@ -6,6 +6,7 @@ from torch import Tensor
 from cobo import draws
 from cobo.compute.batch import Fields, Layout
 from cobo.compute.blueprint import Blueprint, Buffers
+from cobo.compute.channels_last import turn_kernels, turned
 
 
 class Looped:
@@ -15,7 +16,6 @@ class Looped:
 
     def __init__(self, blueprint: Blueprint, layout: Layout) -> None:
         self._blueprint, self._layout = blueprint, layout
-        self._channels_last = blueprint.convolutional
 
     def gradients(
         self, models: Tensor, fields: Fields, buffers: Buffers, keys: draws.Keys
@@ -41,30 +41,16 @@ class Looped:
     def _loss(self, k: int, models: Tensor, fields: Fields, buffers: Buffers, keys: draws.Keys) -> Tensor:
         blueprint = self._blueprint
         module = blueprint.load(models[k], {name: b[k] for name, b in buffers.items()})
-        if self._channels_last:
-            self._turn_kernels()
-        batch = self._layout.build([self._arranged(f[k]) for f in fields])
+        mine = [field[k] for field in fields]
+        if blueprint.convolutional:
+            turn_kernels(blueprint.parameters)
+            mine = turned(mine)
+        batch = self._layout.build(mine)
         if not blueprint.random:
             return blueprint.task.loss(module, batch)
         with torch.random.fork_rng(devices=_cuda(blueprint.device)):
             torch.manual_seed(draws.torch_seed(keys[k]))
             return blueprint.task.loss(module, batch)
-
-    def _turn_kernels(self) -> None:
-        """Kernels too are put channels last, so that what lies between layers is as well."""
-        for parameter in self._blueprint.parameters:
-            if parameter.ndim == 4:
-                parameter.data = _channels_last(parameter.data)
-
-    def _arranged(self, field: Tensor) -> Tensor:
-        if self._channels_last and field.ndim == 4:
-            return _channels_last(field)
-        return field
-
-
-def _channels_last(tensor: Tensor) -> Tensor:
-    """A copy; `contiguous` would leave tensors with one channel alone, whose strides then say nothing."""
-    return tensor.clone(memory_format=torch.channels_last)
 
 
 def _cuda(device: torch.device) -> list[torch.device]:

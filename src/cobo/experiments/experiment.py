@@ -43,6 +43,7 @@ class Experiment(Training):
     target_accuracy: float | None = Field(default=None, ge=0, le=100)
     threads: int | None = Field(default=None, ge=1)  # of torch; small models are faster, and better company, with one
     without: tuple[str, ...] = ()  # clients who take no part
+    leave_out: tuple[str, ...] = ()  # methods that run only when they are named, as they cost much more than the others
     methods: dict[str, dict[str, Any]] = Field(default_factory=dict)
     search: dict[str, dict[str, Range]] = Field(default_factory=dict)  # where `cobo tune` looks, by method
 
@@ -56,6 +57,13 @@ class Experiment(Training):
                 if not 0 < low < high or name not in {*METHODS[method].model_fields, *OWN}:
                     raise ValueError(f"a range [low, high] above 0 for a setting of {method}; {name} is not")
         return search
+
+    @field_validator("leave_out")
+    @classmethod
+    def _are_methods(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if not set(names) <= set(METHODS):
+            raise ValueError(f"a list of methods, of which there are {', '.join(METHODS)}")
+        return names
 
     def parts(self, seed: int, *, validation: float = 0.0) -> Parts:
         """What `build` gives, but for those clients who take no part."""
@@ -103,7 +111,7 @@ class Experiment(Training):
         settings = self.model_dump(mode="json", exclude_none=True)
         roster = self.roster.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
         settings["roster"] = {key: value for key, value in roster.items() if value}
-        unset = {key for key in ("roster", "without", "search") if not settings[key]}
+        unset = {key for key in ("roster", "without", "leave_out", "search") if not settings[key]}
         return {k: v for k, v in settings.items() if k not in {"seed", *unset}}
 
 

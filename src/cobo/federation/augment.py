@@ -36,9 +36,9 @@ def crop_flip(fields: Fields, keys: draws.Keys) -> Fields:
     return (flat.gather(3, index).view(images.shape), *others)
 
 
-def _mirrored(places: Indices, size: int) -> Indices:
+def _mirrored(places: NDArray[np.int64], size: int) -> NDArray[np.int64]:
     """Places beyond a border, reflected at it; the border itself is not repeated."""
-    inside: Indices = size - 1 - np.abs(size - 1 - np.abs(places))
+    inside: NDArray[np.int64] = size - 1 - np.abs(size - 1 - np.abs(places))
     return inside
 
 
@@ -49,6 +49,6 @@ def check_images(images: Tensor) -> None:
     """A batch [batch, channels, height, width] of images large enough to be shifted, or one line about it."""
     if images.ndim != 4 or min(images.shape[2:]) <= PAD:
         raise ConfigError(
-            f"augment = 'crop-flip' needs images [channels, height, width] larger than {PAD}x{PAD} pixels as the first "
-            f"field of a sample; this one has the shape {list(images.shape[1:])}"
+            f"augment = 'crop-flip' needs images [channels, height, width] of more than {PAD}x{PAD} pixels as the "
+            f"first field of a sample; this one has the shape {list(images.shape[1:])}"
         )

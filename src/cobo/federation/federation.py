@@ -9,7 +9,7 @@ Shapes: n clients present, d trained parameters, m rows asked for, p pairs. Clie
 among those present; data, buffers and keys are those of everyone, present or not.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from cobo import draws
 from cobo.compute.batch import Fields
 from cobo.compute.blueprint import Blueprint, BufferPolicy, Buffers, average_buffers, mean_buffer
+from cobo.compute.channels_last import turn_kernels, turned
 from cobo.compute.executor import Choice, Chosen, choose
 from cobo.compute.task import Task
 from cobo.errors import DataError
@@ -29,6 +30,9 @@ from cobo.federation.client import Client, check_clients
 from cobo.federation.samples import Pool, Samples, TensorSamples
 
 Indices = NDArray[np.int64]
+
+ROWS_AT_ONCE = 256 << 20  # bytes of gradients that are not yet where they belong, when models are looped over
+SAMPLES_AT_ONCE, IMAGES_AT_ONCE = 1024, 256  # test samples a forward pass; convolutions are slower with more
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,9 @@ class Federation:
         self.blueprint.try_out(trial, self._train.layout)
         self._check_classes(trial)
         self.chosen: Chosen = choose(self.blueprint, self._train.layout, trial, executor)
+        if self.chosen.executor.name == "looped":  # activations exist for one model at a time, but rows for all
+            row = self.blueprint.size * self.blueprint.start.element_size()
+            self.models_at_once = max(1, min(models_at_once, ROWS_AT_ONCE // row))
         self.buffers: Buffers = {
             name: b.expand(len(self.clients), *b.shape).clone() for name, b in self.blueprint.buffers.items()
         }
@@ -283,23 +290,38 @@ class Federation:
 
     @torch.no_grad()
     def evaluate(
-        self, models: Tensor, clients: Sequence[int] | None = None, size: int = 1024
+        self, models: Tensor, clients: Sequence[int] | None = None, size: int | None = None
     ) -> list[dict[str, float]]:
-        """For each client: mean loss and accuracy (percent) over its whole test set; empty if it has none."""
-        results = []
+        """For each client: mean loss and accuracy (percent) over its whole test set; empty if it has none.
+
+        Clients with the same model and the same test samples are measured once.
+        """
+        results: list[dict[str, float]] = []
+        before: dict[Hashable, list[tuple[int, int]]] = {}  # those measured on some samples: row and client
         for row, client in enumerate(self._found(clients).tolist()):
-            buffers = {name: b[client] for name, b in self.buffers.items()}
-            module = self.blueprint.load(models[row], buffers).eval()
-            results.append(self._measured(module, client, size))
+            alike = before.setdefault(_same_samples(self.clients[client].test), [])
+            twin = next((r for r, c in alike if self._twins(models, (r, c), (row, client))), None)
+            if twin is None:
+                alike.append((row, client))
+            results.append(self._measured(models[row], client, size) if twin is None else dict(results[twin]))
         return results
 
-    def _measured(self, module: nn.Module, client: int, size: int) -> dict[str, float]:
+    def _twins(self, models: Tensor, one: tuple[int, int], other: tuple[int, int]) -> bool:
+        """Whether the models of two clients, given by row and client, are the same."""
+        (r, c), (s, d) = one, other
+        return torch.equal(models[r], models[s]) and all(torch.equal(b[c], b[d]) for b in self.buffers.values())
+
+    def _measured(self, model: Tensor, client: int, size: int | None) -> dict[str, float]:
         if self._test is None or client not in self._tested:
             return {}
-        totals: dict[str, float] = {}
-        count = 0
+        blueprint, totals, count = self.blueprint, dict[str, float](), 0
+        module = blueprint.load(model, {name: b[client] for name, b in self.buffers.items()}).eval()
+        if blueprint.convolutional:
+            turn_kernels(blueprint.parameters)
+        size = size or (IMAGES_AT_ONCE if blueprint.convolutional else SAMPLES_AT_ONCE)
         for fields in self._test.walk(self._tested.index(client), size):
-            loss, right = self.blueprint.task.measure(module, self._test.layout.build(fields))
+            batch = self._test.layout.build(turned(fields) if blueprint.convolutional else fields)
+            loss, right = blueprint.task.measure(module, batch)
             weight = len(fields[0])
             count += weight
             totals["loss"] = totals.get("loss", 0.0) + weight * loss
@@ -373,6 +395,13 @@ class Federation:
                         f"client {client.name!r} has class labels from {low} to {high}, but the model's "
                         f"{classes} outputs allow 0 to {classes - 1}"
                     )
+
+
+def _same_samples(samples: Samples | None) -> Hashable:
+    """The same for samples that are the same, in the same memory."""
+    if not isinstance(samples, TensorSamples):
+        return id(samples)
+    return tuple((f.data_ptr(), f.shape, f.stride(), f.dtype) for f in samples.fields)
 
 
 def _not_finite(samples: Samples | None) -> bool:

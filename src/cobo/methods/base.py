@@ -183,5 +183,5 @@ def set_aside(state: State, federation: Federation, finite: Tensor, who: NDArray
 
 def shares(federation: Federation, who: NDArray[np.int64], weighting: Weighting) -> Tensor:
     """How much each of these clients counts in an average: by its samples, or all alike."""
-    samples = federation.samples[who].to(federation.start.dtype)
+    samples = federation.samples[who].to(federation.blueprint.dtype)
     return (samples if weighting == "samples" else torch.ones_like(samples)).to(federation.device)

@@ -42,15 +42,15 @@ class FederatedClustering(Method):
             raise ConfigError("fc needs to know how large a group is; set quantile, or group= on every client")
 
     def warning(self, federation: Federation, rounds: int) -> str:
-        n, start = len(federation), federation.start
+        n, start = len(federation), federation.blueprint.start
         text = f"fc takes a gradient of every client at every model: {n * n:,} a round and {n * n * rounds:,} in all"
         if self.client_momentum:
-            return f"{text}; their momenta take {n * start.numel() * start.element_size() / 1e6:,.0f} MB"
+            return f"{text}; their momenta take {n * n * start.numel() * start.element_size() / 1e6:,.0f} MB"
         return text
 
     def start(self, federation: Federation) -> dict[str, Tensor]:
-        n = len(federation)
-        momenta = {"momenta": torch.full((n, n, federation.blueprint.size), torch.nan, dtype=federation.start.dtype)}
+        n, blueprint = len(federation), federation.blueprint
+        momenta = {"momenta": torch.full((n, n, blueprint.size), torch.nan, dtype=blueprint.dtype)}
         return {"weights": torch.ones(n, n), **(momenta if self.client_momentum else {})}
 
     def seat(

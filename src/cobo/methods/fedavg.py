@@ -36,7 +36,7 @@ class FedAvg(Method):
     weighting: Weighting = "samples"
 
     def rows(self, federation: Federation) -> Tensor:
-        return federation.start[:1].clone()
+        return federation.blueprint.start[None].clone()
 
     def personal(self, state: State, federation: Federation) -> Tensor:
         return state.X if len(state.X) > 1 else state.X.expand(len(federation), -1)
@@ -77,7 +77,8 @@ class FedAvg(Method):
             answer = federation.gradients(models, who.tolist(), state.round, track=track)
             D, finite = answer.rows, answer.finite
             if anchor is not None:
-                D.add_(models - anchor, alpha=pull)
+                for d, x in zip(D, models, strict=True):  # one by one, as all differences together are as large as X
+                    d.add_(x - anchor, alpha=pull)
         else:
             moved = federation.local_steps(
                 models, who.tolist(), state.round, steps=self.local_steps, lr=state.lr, track=track,

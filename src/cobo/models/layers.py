@@ -33,5 +33,7 @@ class Residual(nn.Sequential):
     """x + f(x), with f the layers inside."""
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = x + super().forward(x)  # type: ignore[no-untyped-call]
-        return out
+        y = x
+        for layer in self:
+            y = layer(y)
+        return x + y

@@ -1,4 +1,4 @@
-"""A module's architecture as JSON, when it is made of torch.nn's own layers: so that a saved result needs no pickle.
+"""A module's architecture as JSON, if made of layers of torch.nn or cobo.models: so that a saved result needs no pickle.
 
 Modules of a user's own class cannot be described this way; for them `cobo.load` is given the model again.
 """
@@ -9,13 +9,18 @@ from typing import Any
 import torch
 from torch import nn
 
+from cobo.models.layers import Residual, Standardise
+
 Description = dict[str, Any]
+
+OURS: dict[str, type[nn.Module]] = {"Residual": Residual, "Standardise": Standardise}
+HOLDERS = (nn.Sequential, Residual)  # layers that are what is inside them
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 def describe(module: nn.Module) -> Description | None:
-    """The architecture of a tree of torch.nn layers, or None if it holds anything else."""
+    """The architecture of a tree of layers of torch.nn and of ours, or None if it holds anything else."""
     described = _describe(module)
     if described is None:
         return None
@@ -28,12 +33,12 @@ def describe(module: nn.Module) -> Description | None:
 
 
 def rebuild(described: Description) -> nn.Module:
-    """A module with the described architecture; only classes of torch.nn are ever made."""
-    kind = getattr(nn, described["class"])
-    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
-        raise ValueError(f"{described['class']!r} is not a layer of torch.nn")
+    """A module with the described architecture; only classes of torch.nn and of `OURS` are ever made."""
+    kind = _layer(described["class"])
+    if kind is None or ("children" in described and kind not in HOLDERS):
+        raise ValueError(f"{described['class']!r} is not such a layer of torch.nn or cobo.models")
     if "children" in described:
-        return nn.Sequential(*(rebuild(child) for child in described["children"]))
+        return kind(*(rebuild(child) for child in described["children"]))
     with torch.random.fork_rng(devices=[]):  # initialising draws, and nobody asked for that
         module: nn.Module = kind(**described["settings"])
     dtype = described.get("dtype")
@@ -42,11 +47,11 @@ def rebuild(described: Description) -> nn.Module:
 
 def _describe(module: nn.Module) -> Description | None:
     kind = type(module)
-    if getattr(nn, kind.__name__, None) is not kind:
+    if _layer(kind.__name__) is not kind:
         return None
-    if kind is nn.Sequential:
+    if kind in HOLDERS:
         children = [None if child is None else _describe(child) for child in module._modules.values()]
-        return None if None in children else {"class": "Sequential", "children": children}
+        return None if None in children else {"class": kind.__name__, "children": children}
     if list(module.children()):
         return None
     settings: dict[str, Any] = {}
@@ -63,3 +68,8 @@ def _describe(module: nn.Module) -> Description | None:
         return {"class": kind.__name__, "settings": settings}
     (dtype, *others) = dtypes
     return None if others or dtype not in _DTYPES else {"class": kind.__name__, "settings": settings, "dtype": dtype}
+
+
+def _layer(name: str) -> type[nn.Module] | None:
+    found = OURS.get(name) or getattr(nn, name, None)
+    return found if isinstance(found, type) and issubclass(found, nn.Module) else None

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load, save, save_file
 from torch import Tensor
 
 from cobo.errors import CheckpointError
@@ -33,15 +33,17 @@ class Checkpoint:
 
 
 def write(folder: Path, round: int, checkpoint: Checkpoint) -> None:
-    """Write a complete checkpoint of a round, or none at all."""
-    blob = save({name: t.detach().cpu().contiguous() for name, t in checkpoint.tensors.items()})
-    facts = {**checkpoint.facts, "round": round, "state.safetensors": hashlib.sha256(blob).hexdigest()}
+    """Write a complete checkpoint of a round, or none at all; tensors go to the file without another copy of them."""
     final = folder / f"round-{round:08d}"
     aside = folder / f".writing-{round:08d}"
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
-    write_synced(aside / "state.safetensors", blob)
-    write_synced(aside / "state.json", _sealed(facts))
+    tensors = aside / "state.safetensors"
+    save_file({name: t.detach().cpu().contiguous() for name, t in checkpoint.tensors.items()}, tensors)
+    with open(tensors, "rb+") as file:
+        os.fsync(file.fileno())
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    write_synced(aside / "state.json", _sealed({**checkpoint.facts, "round": round, tensors.name: digest}))
     sync_folder(aside)
     shutil.rmtree(final, ignore_errors=True)
     os.rename(aside, final)

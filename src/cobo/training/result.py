@@ -87,7 +87,7 @@ class Result:
 def load_result(folder: str | Path, model: nn.Module | Callable[[], nn.Module] | None = None) -> Result:
     """A result that was saved.
 
-    Models made of torch.nn's own layers are rebuilt from the file; for a class of your own give `model` again.
+    Models made of layers of torch.nn and cobo.models are rebuilt from the file; for a class of your own give `model`.
     Without either, `states` still holds every model's tensors.
     """
     folder = Path(folder)

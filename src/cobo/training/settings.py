@@ -28,9 +28,9 @@ class Training(Settings):
     """Settings of a run that are the same for all methods.
 
     `evaluate_every` defaults to a hundredth of the rounds; a checkpoint is written at every evaluation. `momentum` is
-    that of SGD. With `batch_size = None` gradients are exact, over all of a client's samples. `augment` changes every
-    batch as it is drawn: by name, or f(fields, keys). `roster` says who joins and leaves when; without one, all clients
-    are there from the first round to the last. With `clocks`, time is simulated.
+    that of SGD. `augment` changes every batch as it is drawn: by name, or f(fields, keys). With `batch_size = None`
+    gradients are exact, over all of a client's samples. `roster` says who joins and leaves when; without one, all
+    clients are there from the first round to the last. With `clocks`, time is simulated.
     """
 
     rounds: int = Field(default=1000, ge=1)
