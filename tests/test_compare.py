@@ -13,6 +13,7 @@ from statistics import fmean, stdev
 
 import numpy as np
 import pytest
+import tomli_w
 import torch
 from conftest import Point, blobs, point_client, quadratic
 from rich.console import Console
@@ -434,6 +435,30 @@ def test_a_search_gives_nobody_a_head_start_and_can_be_lengthened():
     assert {p["share"] for p in search.points(tiny(), "finetune", 40)} == {0.1, 0.25, 0.5, 0.75, 0.9}
     shares = np.array([p["lr"] for p in search.points(tiny(), "local", 100)])
     assert 40 <= (shares < 0.03).sum() <= 60  # even on a log scale
+
+
+def test_an_experiment_may_have_ranges_of_its_own_for_the_search():
+    experiment = load_experiment("cross-silo-small", EXPERIMENTS)
+    found = search.points(experiment, "cobo", 30)
+    assert all(set(p) == {"lr", "rho"} and 0.01 <= p["lr"] <= 0.2 and 1 <= p["rho"] <= 10 for p in found)
+    assert set(experiment.search) == set(METHODS)
+    again = tomllib.loads(tomli_w.dumps(experiment.plain()))
+    assert again["search"]["cobo"] == {"lr": [0.01, 0.2], "rho": [1.0, 10.0]}
+    assert "search" not in tiny().plain()
+
+
+@pytest.mark.parametrize(
+    ("ranges", "words"),
+    [
+        ({"magic": {"lr": (0.1, 1)}}, "'magic' is none"),
+        ({"cobo": {"depth": (0.1, 1)}}, "depth is not"),
+        ({"cobo": {"rho": (1, 0.1)}}, "rho is not"),
+        ({"cobo": {"rho": (0, 1)}}, "rho is not"),
+    ],
+)
+def test_wrong_ranges_are_refused(ranges, words):
+    with pytest.raises(ConfigError, match=words):
+        tiny().replace(search=ranges)
 
 
 def test_a_setting_of_training_reaches_every_method_also_those_with_their_own():
