@@ -5,8 +5,9 @@
 A round is compared with the same number of gradients, computed right after it, in two ways: *bare*, by the faster
 executor on models and batches that lie ready; and *asked*, `Federation.gradients` on models that lie ready, which draws
 the batches too. Both deliver rows [m, d]. W is all ones ("start": everyone mixes with everyone, the dearest case) or
-has settled into groups of eight. Ratios are medians over repetitions, so that a noisy machine does little harm.
+has settled into the true groups. Ratios are medians over repetitions, so that a noisy machine does little harm.
 Also: the peak of memory beyond X, and how many times faster than the plain-Python version in tests/plain.py.
+The small image experiments are measured with their own settings, in the burst of selection, where CIFAR-100 is present.
 """
 
 import gc
@@ -30,12 +31,17 @@ from cobo import draws
 from cobo.compute.allocator import keep_freed_memory
 from cobo.compute.looped import Looped
 from cobo.compute.vectorised import Vectorised
+from cobo.data import DATA
+from cobo.experiments import EXPERIMENTS, load_experiment
 from cobo.federation import Federation
 from cobo.methods import State
 from cobo.models import cnn, mlp
 
 ROUNDS = 60
 GROUP = 8
+METHOD = cobo.CoBo(sampling="constant")
+
+Model = nn.Module | Callable[[], nn.Module]
 
 
 def clients(n: int, shape: tuple[int, ...]) -> list[cobo.Client]:
@@ -68,12 +74,11 @@ def peak_beyond(action: Callable[[], object]) -> int:
 
 def memory() -> None:
     """Peak beyond X and the data in the first rounds, before any freed memory is kept."""
-    method = cobo.CoBo(sampling="constant")
 
     def rounds(federation: Federation, X: nn.Parameter) -> None:
-        state = State(X, torch.optim.SGD([X], lr=0.01), rounds=1000, tensors=method.start(federation))
+        state = State(X, torch.optim.SGD([X], lr=0.01), rounds=1000, tensors=METHOD.start(federation))
         for state.round in range(5):
-            method.round(state, federation)
+            METHOD.round(state, federation)
 
     few, many = (Federation(clients(n, (784,)), mlp(784, [64], 10), batch_size=32) for n in (2, 80))
     rounds(few, nn.Parameter(few.start))  # so that the libraries have what they need for themselves
@@ -85,16 +90,16 @@ def memory() -> None:
 class Case:
     """One model and number of clients, with everything that is timed."""
 
-    def __init__(self, model: nn.Module, n: int, shape: tuple[int, ...], batch: int) -> None:
-        self.people = clients(n, shape)
-        self.method = cobo.CoBo(sampling="constant")
-        self.federation = Federation(self.people, model, batch_size=batch)
+    def __init__(self, people: list[cobo.Client], model: Model, batch: int, method: cobo.CoBo) -> None:
+        self.people, self.method = people, method
+        self.federation = Federation(people, model, batch_size=batch)
+        n = len(people)
         X = nn.Parameter(self.federation.start)
         tensors = self.method.start(self.federation)
         self.state = State(X, torch.optim.SGD([X], lr=0.01), rounds=1000, tensors=tensors)
-        who = np.arange(5 * n) % n
+        who = np.arange(10 * n) % n
         keys = draws.combine(self.federation.keys("batch")[who], 0)
-        self.ready = (self.state.X[torch.from_numpy(who)], who, keys, self.federation._batch(who, keys))
+        self.ready = (self.state.X[torch.from_numpy(who)], who, keys, self.federation._batch(who, keys, batch))
         self.out = torch.empty_like(self.ready[0])
         layout = self.federation._train.layout
         self.executors = {kind.name: kind(self.federation.blueprint, layout) for kind in (Looped, Vectorised)}
@@ -135,8 +140,10 @@ def compare(case: Case, kind: str) -> tuple[float, float, float]:
     return float(np.median(to_bare)), float(np.median(to_asked)), float(np.median(seconds))
 
 
-def report(name: str, model: nn.Module, n: int, shape: tuple[int, ...], batch: int, plain: bool) -> None:
-    case = Case(model, n, shape, batch)
+def report(
+    name: str, people: list[cobo.Client], model: Model, batch: int, method: cobo.CoBo = METHOD, *, plain: bool = False
+) -> None:
+    n, case = len(people), Case(people, model, batch, method)
     print(f"{name}: n = {n}, d = {case.federation.blueprint.size:,}, batch {batch}")
     per = {kind: np.median([timed(lambda k=kind: case.bare(k, n)) for _ in range(9)]) / n for kind in case.executors}
     kind = min(per, key=per.get)
@@ -151,7 +158,7 @@ def report(name: str, model: nn.Module, n: int, shape: tuple[int, ...], batch: i
         print(f"  W at {when}: round / bare gradients {to_bare:.2f}, round / asked gradients {to_asked:.2f}")
     if plain:
         loss = nn.functional.cross_entropy
-        slow = PlainCoBo(case.people, model, loss, rho=0.01, gamma=0.01, lr=0.1, batch_size=batch, seed=0)
+        slow = PlainCoBo(people, model, loss, rho=0.01, gamma=0.01, lr=0.1, batch_size=batch, seed=0)
         waited = float(np.median([timed(lambda t=t: slow.round(t)) for t in range(3)]))
         print(f"  plain Python round / round: {waited / seconds:.1f}")
 
@@ -162,8 +169,13 @@ def main() -> None:
     torch.manual_seed(0)
     memory()
     keep_freed_memory()
-    report("MLP 784-64-10", mlp(784, [64], 10), 80, (784,), 32, plain=True)
-    report("small CNN 28x28", cnn(1, 10), 8, (1, 28, 28), 32, plain=False)
+    report("MLP 784-64-10", clients(80, (784,)), mlp(784, [64], 10), 32, plain=True)
+    report("small CNN 28x28", clients(8, (1, 28, 28)), cnn(1, 10), 32)
+    for name in ("cross-silo-small", "cross-device-small") if DATA["cifar100"].locate() else ():
+        experiment = load_experiment(name, EXPERIMENTS)
+        torch.set_num_threads(experiment.threads)
+        parts = experiment.parts(seed=100)
+        report(name, parts.clients, parts.model, experiment.batch_size, experiment.method("cobo"))
 
 
 if __name__ == "__main__":

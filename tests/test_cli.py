@@ -51,6 +51,8 @@ def test_run_leaves_what_the_contract_says(tmp_path):
         "accuracy", "loss", "improved", "gradients", "seconds", "rounds_to_target", "weights_error", "groups_score"
     } <= set(results["methods"]["cobo"])  # fmt: skip
     assert results["methods"]["cobo"]["improved"] is None
+    names = {f"{name}.{kind}" for name in ("accuracy", "gradients", "weights") for kind in ("png", "svg")}
+    assert {path.name for path in (tmp_path / "figures").iterdir()} == names
     # experiment.toml is enough to run it again.
     again = tmp_path / "again"
     code, _, err = run("run", str(tmp_path / "experiment.toml"), "--seed", "3", "--out", str(again))
@@ -122,6 +124,22 @@ def test_settings_reach_experiment_and_method(tmp_path):
         (["compare", "digits", "--tuned", "nowhere.toml"], "'nowhere.toml' is not there"),
         (["compare", "digits", "--set", "ditto.rounds=3"], "rounds is the same for all methods"),
         (["compare", "digits", "--seeds", "1001"], "1001"),
+        (["compare", "digits", "--jobs", "0"], "jobs"),
+        (["compare", "digits", "--jobs", "2", "--set", "groups=11"], "groups = 11"),
+        (["vary", "digits", "groups"], "it should be KEY=V1,V2,... with two values or more"),
+        (["vary", "digits", "groups=2"], "with two values or more"),
+        (["vary", "digits", "groups=2,,4"], "with two values or more"),
+        (["vary", "digits", "groups=2,4,2"], "2 is the same as 2; give each value once"),
+        (["vary", "digits", "lr=0.1,1e-1"], "1e-1 is the same as 0.1; give each value once"),
+        (["vary", "digits", "roundz=2,4"], "no setting 'roundz'"),
+        (["vary", "digits", "magic.rho=2,4"], "'magic' has no settings of its own"),
+        (["vary", "digits", "cobo.rh=2,4"], "no setting 'rh'"),
+        (["vary", "digits", "cobo.rho=2,-4"], "rho = -4"),
+        (["vary", "digits", "groups=2,11"], "groups = 11"),
+        (["vary", "digits", "seed=0,1"], "--seed"),
+        (["vary", "digits", "hidden=[64],[32"], "not valid TOML"),
+        (["vary", "digits", "cobo.rho=2,4", "--methods", "local,ditto"], "cobo.rho is no setting of local, ditto"),
+        (["vary", "digits", "groups=2,4", "--methods", "magic"], "method 'magic' is not known"),
         (["tune", "digits", "--methods", "magic"], "method 'magic' is not known"),
         (["tune", "digits", "--trials", "0"], "trials"),
         (["data", "fetch", "mnist"], "'mnist' is not known"),

@@ -306,7 +306,7 @@ def test_pair_gradients_can_be_taken_over_all_samples():
     federation, state = started(clients, lambda: nn.Linear(2, 2), CoBo(), batch_size=4)
     pairs = np.array([[0, 1]])
     exact = Federation(clients, lambda: nn.Linear(2, 2), batch_size=None).products(state.X, pairs, 3)
-    whole = federation.gradients(state.X, round=3, pairs=pairs, whole=True)
+    whole = federation.gradients(state.X, round=3, pairs=pairs, batches=None)
     assert torch.allclose(whole.products.inner, exact.inner)
     assert not torch.allclose(federation.products(state.X, pairs, 3).inner, exact.inner)
     assert torch.equal(whole.rows, federation.gradients(state.X, round=3).rows)
@@ -314,10 +314,38 @@ def test_pair_gradients_can_be_taken_over_all_samples():
     assert federation.computed == 8
 
 
+def test_pair_gradients_of_several_batches_are_those_of_one_large_batch_and_cost_as_much():
+    clients = [blobs(name, seed=k, samples=40) for k, name in enumerate("abc")]
+    pairs = np.array([[0, 1], [2, 0]])
+    small, large = (Federation(clients, lambda: nn.Linear(2, 2), batch_size=b) for b in (4, 12))
+    X = small.start + 0.1 * torch.arange(3)[:, None]
+    asked = small.gradients(X, round=3, pairs=pairs, batches=3)
+    assert torch.allclose(asked.products.inner, large.products(X, pairs, 3).inner)
+    assert torch.equal(asked.rows, small.gradients(X, round=3).rows)  # own gradients have one batch, as ever
+    assert small.computed == 3 + 2 * 2 * 3 + 3
+    assert small.work.tolist() == [2 + 6, 2 + 3, 2 + 3]
+    exact = Federation(clients, lambda: nn.Linear(2, 2), batch_size=None)
+    exact.gradients(X, round=3, pairs=pairs, batches=3)
+    assert exact.computed == 3 + 2 * 2  # all samples are all samples
+
+
+@pytest.mark.parametrize("ask", [0, -1, "some", 1.5])
+def test_ask_is_a_number_of_batches_or_all(ask):
+    with pytest.raises(ConfigError, match="ask"):
+        CoBo(ask=ask)
+
+
+@pytest.mark.parametrize("settings", [{"turns": "even"}, {"turns": "even", "pairs": "ordered"}, {"ask": 3}])
+def test_turns_and_larger_questions_learn_the_groups(settings):
+    clients = [blobs("a", seed=0), blobs("b", seed=1), blobs("c", seed=2, flip=True), blobs("d", seed=3, flip=True)]
+    result = cobo.fit(clients, model=lambda: nn.Linear(2, 2), method=CoBo(**settings), rounds=300, lr=0.1, batch_size=4)
+    assert result.groups() == [["a", "b"], ["c", "d"]]
+
+
 def test_asking_on_all_samples_reaches_selection():
     clients = [blobs("a", seed=0), blobs("b", seed=1), blobs("c", seed=2, flip=True)]
     settled = {}
-    for ask in ("batch", "all"):
+    for ask in (1, "all"):
         method = CoBo(sampling="every", solver="frank-wolfe", gamma=1.0, correction=0.0, ask=ask)
         federation, state = started(clients, lambda: nn.Linear(2, 2), method, batch_size=1)
         flickers = 0
@@ -326,4 +354,4 @@ def test_asking_on_all_samples_reaches_selection():
             play(method, federation, state, 1)
             flickers += not torch.equal(before, state.tensors["weights"])
         settled[ask] = flickers
-    assert settled["all"] < settled["batch"]
+    assert settled["all"] < settled[1]

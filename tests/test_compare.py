@@ -13,21 +13,25 @@ from statistics import fmean, stdev
 
 import numpy as np
 import pytest
+import tomli_w
 import torch
-from conftest import blobs
+from conftest import Point, blobs, point_client, quadratic
 from rich.console import Console
 from test_cli import run, start
 
 import cobo
+from cobo.collaboration import graph
 from cobo.errors import CheckpointError, ConfigError, DataError, Interrupted, RunError
 from cobo.experiments import EXPERIMENTS, load_experiment, permuted
 from cobo.experiments import tune as search
 from cobo.experiments.runner import compare
 from cobo.experiments.runner import run as run_one
 from cobo.methods import METHODS
-from cobo.report import summary, table
+from cobo.report import comparison, figures, milestones, summary, table
 from cobo.report.board import Board
+from cobo.report.summary import read_runs
 from cobo.training.lock import only_one
+from cobo.training.records import pack_weights
 
 
 class Silent:
@@ -41,6 +45,7 @@ class Silent:
 
     def begin(self, label):
         self.begun.append(label)
+        return self
 
     def skip(self):
         self.skipped += 1
@@ -212,6 +217,7 @@ def test_the_best_of_those_not_told_is_bold():
             "bytes": 0,
             "rounds_to_target": None,
             "weights_error": None,
+            "graph_settled": None,
         }
         return row | {"groups_score": None, "seconds": 1.0, "told": told, "seeds": [0, 1]}
 
@@ -233,6 +239,141 @@ def test_the_table_fits_80_columns(compared):
     assert all(name in text for name in METHODS)
 
 
+def recorded(folder: Path, method: str, seed: int, accuracies: dict[int, float], **facts) -> None:
+    """A finished run with these accuracies by round, 10 gradients a round."""
+    where = folder / method / f"seed-{seed}"
+    where.mkdir(parents=True)
+    counts = {"seconds": 1.0, "comparisons": 0, "bytes": 0, "loss": 0.5}
+    counts |= {"client_accuracy": [], "client_loss": []}
+    lines = [{"round": r, "gradients": 10 * r, "accuracy": a, **counts} for r, a in accuracies.items()]
+    common = {"training": {"rounds": 9}, "method": {"name": method}, "weights": None, "true_groups": []}
+    (where / "result.json").write_text(json.dumps({**common, **facts, "history": lines}))
+
+
+def test_when_the_target_and_dittos_accuracy_are_reached_in_rounds_and_gradients(tmp_path):
+    for seed, good in enumerate((4, 6)):
+        recorded(tmp_path, "ditto", seed, {0: 10.0, 5: 60.0, 9: 60.0 + seed})
+        recorded(tmp_path, "cobo", seed, {0: 10.0, good: 61.0, 9: 50.0})
+        recorded(tmp_path, "local", seed, {0: 10.0, 9: 60.5})  # as good as Ditto with the first seed only
+    methods = results_of(tmp_path, 55.0)["methods"]
+    measured = ("rounds_to_target", "gradients_to_target", "rounds_to_ditto", "gradients_to_ditto")
+    assert [methods["cobo"][key] for key in measured] == [5, 50, 5, 50]
+    assert [methods["ditto"][key] for key in measured] == [5, 50, 7, 70]
+    assert [methods["local"][key] for key in measured] == [9, 90, None, None]
+    assert methods["cobo"]["graph_settled"] is None
+    alone = tmp_path / "alone"
+    recorded(alone, "cobo", 0, {0: 10.0, 9: 99.0})
+    assert results_of(alone)["methods"]["cobo"]["rounds_to_ditto"] is None
+
+
+def with_graph(folder: Path, seed: int, snapshots: list, **facts) -> None:
+    """A finished run of CoBo with four clients, in groups a, b, a, b, and this W over time."""
+    names, groups = ["n", "s", "e", "w"], ["a", "b", "a", "b"]
+    facts = {"names": names, "true_groups": groups, "weights": snapshots[-1][1].tolist(), **facts}
+    recorded(folder, "cobo", seed, {r: 50.0 for r, _ in snapshots}, **facts)
+    (folder / "cobo" / f"seed-{seed}" / "weights.safetensors").write_bytes(pack_weights(names, snapshots))
+
+
+RIGHT = graph.oracle(["a", "b", "a", "b"]).astype(np.float32)
+WRONG = np.ones((4, 4), dtype=np.float32)
+
+
+def test_the_graph_is_settled_when_it_is_right_in_every_later_snapshot(tmp_path):
+    with_graph(tmp_path, 0, [(0, WRONG), (10, RIGHT), (20, WRONG), (30, RIGHT), (40, RIGHT)])
+    assert results_of(tmp_path)["methods"]["cobo"]["graph_settled"] == {"round": 30}
+    with_graph(tmp_path, 1, [(0, WRONG), (10, RIGHT), (40, RIGHT)])
+    results = results_of(tmp_path)
+    assert results["methods"]["cobo"]["graph_settled"] == {"round": 20}  # the mean
+    assert "| 1.00 | 20 |" in table.markdown(results)
+    (row,) = csv.DictReader(io.StringIO(table.comma_separated(results)))
+    assert row["graph_settled_round"] == "20.0"
+    with_graph(tmp_path, 2, [(0, RIGHT), (40, WRONG)])
+    assert results_of(tmp_path)["methods"]["cobo"]["graph_settled"] == {"round": None}
+
+
+def test_who_is_not_there_does_not_make_a_graph_wrong(tmp_path):
+    away = RIGHT.copy()
+    away[1] = away[:, 1] = 0  # "s" joins after round 10
+    with_graph(tmp_path, 0, [(0, away), (10, away), (20, RIGHT)], present=["n", "s", "e", "w"],
+               changes=[{"round": 10, "joined": ["s"]}])  # fmt: skip
+    assert results_of(tmp_path)["methods"]["cobo"]["graph_settled"] == {"round": 0}
+    here = read_runs(tmp_path)["cobo"][0]
+    assert [milestones.present_at(here, r) for r in (10, 11)] == [["n", "e", "w"], ["n", "s", "e", "w"]]
+
+
+# Figures
+
+
+def test_figures_of_a_comparison_are_written_and_the_same_each_time(compared, tmp_path):
+    folder, _ = compared
+    results = results_of(folder)
+    contents = []
+    for _ in range(2):
+        comparison.draw(folder, results)
+        contents.append({path.name: path.read_bytes() for path in (folder / "figures").iterdir()})
+    names = {f"{name}.{kind}" for name in ("accuracy", "gradients", "weights") for kind in ("png", "svg")}
+    assert set(contents[0]) == names
+    assert contents[0] == contents[1]
+    assert contents[0]["weights.png"].startswith(b"\x89PNG")
+    assert b"<svg" in contents[0]["accuracy.svg"]
+
+
+def test_a_curve_is_the_mean_over_seeds_with_its_spread(compared):
+    folder, _ = compared
+    found = comparison.curve(read_runs(folder)["ditto"], "accuracy")
+    assert found.rounds == [0, 4, 8, 12]
+    assert found.gradients == [0, 64, 128, 192]
+    scores = [last(folder, "ditto", s)["accuracy"] for s in (0, 1)]
+    assert found.mean[-1] == pytest.approx(fmean(scores))
+    assert found.std[-1] == pytest.approx(stdev(scores))
+    one = comparison.curve({0: read_runs(folder)["ditto"][0]}, "accuracy")
+    assert one.std is None
+    figure = comparison.curves({"ditto": found, "my own": one}, "accuracy", "gradients", 90.0)
+    lines = {line.get_label(): line for line in figure.axes[0].lines}
+    assert list(lines) == [f"ditto {found.mean[-1]:.1f}", f"my own {one.mean[-1]:.1f}", "target 90"]
+    assert lines["target 90"].get_ydata() == [90, 90]
+    assert [line.get_color() for line in lines.values()][:2] == [figures.METHOD_COLOURS["ditto"], figures.OTHER]
+
+
+def test_w_is_drawn_at_stages_of_training_by_group_with_the_oracle_last(tmp_path, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(figures, "save", lambda figure, folder, name: drawn.update({name: figure}))
+    away = RIGHT.copy()
+    away[1] = away[:, 1] = 0
+    with_graph(tmp_path, 0, [(0, WRONG), (10, WRONG), (400, RIGHT), (1000, away)], present=["n", "e", "w"],
+               changes=[{"round": 900, "left": ["s"]}])  # fmt: skip
+    comparison.draw(tmp_path, results_of(tmp_path))
+    cells = [ax for ax in drawn["weights"].axes if ax.images]
+    assert [cell.get_title() for cell in cells] == ["round 0", "round 10", "round 400", "round 1,000", "oracle"]
+    shown = [np.asarray(cell.images[0].get_array().filled(np.nan)) for cell in cells]
+    truth = np.array([[np.nan, 1, 0, 0], [1, np.nan, 0, 0], [0, 0, np.nan, 1], [0, 0, 1, np.nan]])
+    np.testing.assert_array_equal(shown[4], truth)  # n, e, s, w
+    np.testing.assert_array_equal(shown[2], truth)
+    truth[2] = truth[:, 2] = np.nan  # "s" has left
+    np.testing.assert_array_equal(shown[3], truth)
+
+
+@pytest.mark.parametrize("case", ["no test data", "no groups", "roster", "one is left"])
+def test_figures_of_unusual_runs(tmp_path, case):
+    def client(name, mu):
+        found = point_client(name, mu, group=None if case == "no groups" else int(mu[0]))
+        return cobo.Client(name, train=found.train, group=found.group) if case == "no test data" else found
+
+    clients = [client("a", [0.0]), client("b", [0.0]), client("c", [3.0])]
+    changes = {
+        "roster": [{"round": 2, "join": "b"}, {"round": 4, "leave": "c"}],
+        "one is left": [{"round": 2, "leave": "b"}, {"round": 4, "leave": "c"}],
+    }.get(case, [])
+    for method in (cobo.CoBo(), cobo.Local()):
+        out = tmp_path / method.name / "seed-0"
+        cobo.fit(clients, model=lambda: Point([1.0]), objective=quadratic, method=method, rounds=6, lr=0.1, out=out,
+                 roster=cobo.Roster(changes=changes))  # fmt: skip
+    comparison.draw(tmp_path, results_of(tmp_path))
+    names = {path.stem for path in (tmp_path / "figures").iterdir()}
+    assert "weights" in names
+    assert ("accuracy" in names) == (case != "no test data")
+
+
 # The board
 
 
@@ -243,13 +384,13 @@ def test_the_board_is_live_on_a_terminal_and_plain_lines_elsewhere(compared, cap
         console = Console(width=100, file=io.StringIO(), force_terminal=terminal)
         with Board(3, 10, lambda: table.terminal(results), console) as board:
             board.skip()
-            board.begin("ditto seed 1")
-            board({"event": "warning", "message": "mind [this]"})
-            board({"event": "warning", "message": "mind [this]"})
+            line = board.begin("ditto seed 1")
+            line({"event": "warning", "message": "mind [this]"})
+            line({"event": "warning", "message": "mind [this]"})
             for t in range(1, 11):
-                board({"event": "round", "round": t})
-            board({"event": "evaluated", "round": 10, "accuracy": 66.6, "loss": 1.0})
-            board.end()
+                line({"event": "round", "round": t})
+            line({"event": "evaluated", "round": 10, "accuracy": 66.6, "loss": 1.0})
+            line.end()
         text = console.file.getvalue()
         err = capsys.readouterr().err
         if terminal:
@@ -294,6 +435,30 @@ def test_a_search_gives_nobody_a_head_start_and_can_be_lengthened():
     assert {p["share"] for p in search.points(tiny(), "finetune", 40)} == {0.1, 0.25, 0.5, 0.75, 0.9}
     shares = np.array([p["lr"] for p in search.points(tiny(), "local", 100)])
     assert 40 <= (shares < 0.03).sum() <= 60  # even on a log scale
+
+
+def test_an_experiment_may_have_ranges_of_its_own_for_the_search():
+    experiment = load_experiment("cross-silo-small", EXPERIMENTS)
+    found = search.points(experiment, "cobo", 30)
+    assert all(set(p) == {"lr", "rho"} and 0.01 <= p["lr"] <= 0.2 and 1 <= p["rho"] <= 10 for p in found)
+    assert set(experiment.search) == set(METHODS)
+    again = tomllib.loads(tomli_w.dumps(experiment.plain()))
+    assert again["search"]["cobo"] == {"lr": [0.01, 0.2], "rho": [1.0, 10.0]}
+    assert "search" not in tiny().plain()
+
+
+@pytest.mark.parametrize(
+    ("ranges", "words"),
+    [
+        ({"magic": {"lr": (0.1, 1)}}, "'magic' is none"),
+        ({"cobo": {"depth": (0.1, 1)}}, "depth is not"),
+        ({"cobo": {"rho": (1, 0.1)}}, "rho is not"),
+        ({"cobo": {"rho": (0, 1)}}, "rho is not"),
+    ],
+)
+def test_wrong_ranges_are_refused(ranges, words):
+    with pytest.raises(ConfigError, match=words):
+        tiny().replace(search=ranges)
 
 
 def test_a_setting_of_training_reaches_every_method_also_those_with_their_own():

@@ -6,7 +6,7 @@ from scipy import stats
 from torch import nn
 
 from cobo import draws
-from cobo.collaboration.sampling import SCHEDULES, Constants, draw_pairs
+from cobo.collaboration.sampling import SCHEDULES, Constants, draw_evenly, draw_pairs, expected
 from cobo.federation import Federation
 
 
@@ -71,6 +71,44 @@ def test_pairs_of_two_clients_do_not_depend_on_who_else_is_there():
         of_many = {tuple(p) for p in draw_pairs(many, t, 0.3, symmetric=True) if p.max() < 4}
         assert all((j, i) not in of_few for i, j in of_few)
         assert of_few == of_many
+
+
+def turns(keys: np.ndarray, asks: np.ndarray, symmetric: bool) -> list[set[tuple[int, int]]]:
+    every = np.broadcast_to(asks, (len(keys), len(keys), len(asks)))
+    drawn = (draw_evenly(keys, every[..., t], every[..., t + 1], symmetric=symmetric) for t in range(len(asks) - 1))
+    return [{tuple(pair) for pair in pairs.tolist()} for pairs in drawn]
+
+
+def test_even_turns_ask_every_pair_as_often_as_expected_and_let_none_wait():
+    n, T = 12, 400
+    for strategy, symmetric in (("constant", True), ("mixed", True), ("time", False), ("mixed", False)):
+        asks = expected(strategy, T, n, Constants(rate=0.7, time_rate=None, switch=0.25), symmetric=symmetric)
+        p = np.minimum(1, (1 + symmetric) * SCHEDULES[strategy](np.arange(T), T, n, Constants(0.7, None, 0.25)))
+        assert np.allclose(np.diff(asks), p)
+        rounds = turns(keys_of(n), asks, symmetric)
+        pairs = set().union(*rounds)
+        assert len(pairs) == (n * (n - 1) // 2 if symmetric else n * (n - 1))
+        for pair in pairs:
+            counted = np.cumsum([pair in asked for asked in rounds])
+            assert np.abs(counted - asks[1:]).max() < 1 + 1e-9  # at every time, not only in the end
+        # In one round pairs do not move together: their number spreads as if they were drawn one by one, or less.
+        counts = np.array([len(asked) for asked in rounds])
+        assert (np.abs(counts - len(pairs) * p) <= 5 * np.sqrt(len(pairs) * p * (1 - p)) + 1).all()
+
+
+def test_all_pairs_have_had_a_turn_where_drawing_them_one_by_one_leaves_many_out():
+    n, rounds = 80, 80
+    asks = expected("constant", rounds, n, Constants(rate=0.5, time_rate=None, switch=0.5), symmetric=True)
+    assert len(set().union(*turns(keys_of(n), asks, True))) == n * (n - 1) // 2
+    alone = {tuple(p) for t in range(rounds) for p in draw_pairs(keys_of(n), t, 0.5 / n, symmetric=True).tolist()}
+    assert len(alone) < 0.7 * n * (n - 1) // 2
+
+
+def test_even_turns_of_two_clients_do_not_depend_on_who_else_is_there():
+    asks = np.cumsum(np.full(61, 0.23)) - 0.23
+    few, many = turns(keys_of(4), asks, True), turns(keys_of(9), asks, True)
+    assert few == [{pair for pair in asked if max(pair) < 4} for asked in many]
+    assert any(few)
 
 
 def test_adding_a_client_does_not_change_anothers_gradients():

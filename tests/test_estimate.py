@@ -139,6 +139,8 @@ def test_long_runs_are_announced_and_short_ones_are_not(tmp_path, monkeypatch):
     (line,) = outlook.outlook(experiment, runs, tmp_path, resume=False)
     assert line.startswith("digits, 2 methods, 4 runs: ")
     assert ": 32 rounds about " in line
+    (side_by_side,) = outlook.outlook(experiment, runs, tmp_path, resume=False, at_once=8)
+    assert side_by_side.startswith("digits, 2 methods, 4 runs, 4 at once: ")
     run_one(experiment, "local", 0, tmp_path, resume=False, progress=False)
     (line,) = outlook.outlook(experiment, runs, tmp_path, resume=True)
     assert line.startswith("digits, 2 methods, 3 runs: ")

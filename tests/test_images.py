@@ -293,7 +293,7 @@ def test_a_quick_look_at_a_part_of_the_test_images(counted):
 @pytest.mark.parametrize("name", ["cross-silo-small", "cross-device-small"])
 def test_validation_touches_no_test_image_and_nobody_trains_on_it(small, name):
     train, test = small
-    clients = load_experiment(name, EXPERIMENTS, ["fraction=1.0"]).build(0, validation=0.2).clients
+    clients = load_experiment(name, EXPERIMENTS, ["fraction=1.0", "test_fraction=1.0"]).build(0, validation=0.2).clients
 
     def pictures(samples) -> set[bytes]:
         return {image.numpy().tobytes() for image in samples}
@@ -353,7 +353,7 @@ def test_methods_that_cost_too_much_run_when_they_are_named(tmp_path, monkeypatc
         cli.main()
     assert not end.value.code
     assert capsys.readouterr().err.count("left out") == 1
-    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["local"]
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir() and path.name != "figures"] == ["local"]
     Claim(tmp_path, load_experiment("digits", EXPERIMENTS, ["rounds=2"]))  # the folder takes other methods, too
 
 

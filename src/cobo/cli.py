@@ -26,10 +26,13 @@ from cobo.experiments.runner import compare as run_all
 from cobo.experiments.runner import run as run_one
 from cobo.experiments.theory_bench import Plan
 from cobo.experiments.tune import FIRST_SEED
+from cobo.experiments.vary import Variation, load_values, safe
+from cobo.experiments.worker import work
 from cobo.methods import METHODS
-from cobo.report import summary
+from cobo.report import comparison, summary
 from cobo.report import table as tables
 from cobo.report import theory as findings
+from cobo.report import vary as variations
 from cobo.report.board import Board
 from cobo.training.events import Listener, TensorBoard
 
@@ -52,6 +55,8 @@ Tuned = Annotated[
     str | None, typer.Option(help="The methods' settings from a file that `cobo tune` wrote, or `paper`.")
 ]
 Methods = Annotated[str, typer.Option(help="Names separated by commas, or all.")]
+Seeds = Annotated[int, typer.Option(min=1, max=FIRST_SEED, help="How many: seeds 0, 1, ...")]
+Jobs = Annotated[int, typer.Option(min=1, help="Runs at a time, in processes of their own.")]
 Boards = Annotated[Path | None, typer.Option(help="Also write metrics for TensorBoard into this folder.")]
 
 
@@ -61,7 +66,7 @@ def demo(
 ) -> None:
     """All eight methods on the digits data: nothing to download, about a minute, ends with a table."""
     folder = out or Path("runs") / f"demo-{datetime.now():%Y%m%d-%H%M%S}"
-    _compare(load_experiment("digits", EXPERIMENTS), "all", 1, folder, resume=out is not None)
+    _compare(load_experiment("digits", EXPERIMENTS), list(METHODS), 1, folder, resume=out is not None)
 
 
 @app.command()
@@ -90,22 +95,65 @@ def run(
 def compare(
     experiment: Name,
     methods: Methods = "all",
-    seeds: Annotated[int, typer.Option(min=1, max=FIRST_SEED, help="How many: seeds 0, 1, ...")] = 1,
+    seeds: Seeds = 1,
     rounds: Rounds = None,
     set_: Changes = None,
     out: Out = None,
     resume: Resume = False,
     tuned: Tuned = None,
+    jobs: Jobs = 1,
 ) -> None:
     """Run several methods with several seeds, and put them in one table."""
     chosen = load_experiment(experiment, EXPERIMENTS, _changes(set_, rounds), tuned)
-    wanted = _wanted(methods, chosen)
-    untuned = [method for method in wanted if tuned is not None and method not in chosen.methods]
-    if untuned:
-        raise ConfigError(
-            f"--tuned {tuned!r} has nothing for {untuned[0]}; tune it too, or choose --methods without it"
-        )
-    _compare(chosen, ",".join(wanted), seeds, out or _folder(experiment), resume=resume)
+    wanted = _wanted(methods, chosen, tuned)
+    _compare(chosen, wanted, seeds, out or _folder(experiment), resume=resume, jobs=jobs)
+
+
+@app.command()
+def vary(
+    experiment: Name,
+    setting: Annotated[str, typer.Argument(help="A setting, as --set names it, and its values.", metavar="KEY=V1,V2")],
+    methods: Methods = "all",
+    seeds: Seeds = 1,
+    rounds: Rounds = None,
+    set_: Changes = None,
+    out: Annotated[Path | None, typer.Option(help="Folder. By default runs/vary-EXPERIMENT-KEY.")] = None,
+    resume: Resume = False,
+    tuned: Tuned = None,
+    jobs: Jobs = 1,
+) -> None:
+    """Compare methods at each value of one setting. Methods that do not have it are run once, for all values."""
+    folder = out or _folder(experiment, "vary-", "-" + setting.partition("=")[0].strip())
+    key, values = load_values(experiment, EXPERIMENTS, setting, folder, _changes(set_, rounds), tuned)
+    variation = Variation(key, values, _wanted(methods, values[0].experiment, tuned))
+    runs = len(variation.jobs(range(seeds)))
+
+    def table() -> Table | None:
+        results = variations.summarise(variation)
+        return variations.terminal(results) if results["values"] else None
+
+    def show(*, draw: bool) -> None:
+        results = variations.summarise(variation)
+        if results["values"]:
+            variations.write(folder, results)
+            _print(variations.terminal(results))
+            if draw:
+                variations.draw(folder, results)
+            _say(f"written to {folder}")
+
+    try:
+        with _resumable(folder), Board(runs, values[0].experiment.rounds, table) as board:
+            variation.run(range(seeds), resume=resume, watch=board, at_once=jobs)
+    except (RunError, _Stopped) as error:
+        show(draw=isinstance(error, RunError))
+        raise
+    show(draw=True)
+
+
+@app.command(hidden=True)
+def worker() -> None:
+    """What `--jobs` starts: runs that are asked for on stdin."""
+    work(EXPERIMENTS)
 
 
 @app.command()
@@ -131,10 +179,8 @@ def tune(
 
     with _resumable(folder), Board(len(wanted) * trials * seeds, chosen.rounds, table) as board:
         search.tune(chosen, wanted, trials, seeds, folder, board)
-    console = Console()
-    console.print(table())
-    told = f"use it with `cobo compare {experiment} --tuned {folder / 'tuned.toml'}`"
-    console.print(told, markup=False, highlight=False, soft_wrap=True)
+    Console().print(table())
+    _say(f"use it with `cobo compare {experiment} --tuned {folder / 'tuned.toml'}`")
 
 
 @app.command()
@@ -155,14 +201,13 @@ def theory(
         task = bar.add_task("rounds", total=plan.rounds)
         results = plan.run(lambda kind: bar.update(task, advance=1, description=kind))
     findings.write(out, results, situations())
-    console = Console()
-    findings.show(console, results)
-    console.print(f"written to {out}", markup=False, highlight=False, soft_wrap=True)
+    findings.show(Console(), results)
+    _say(f"written to {out}")
 
 
 @app.command()
 def report(folder: Annotated[Path, typer.Argument(metavar="DIR")]) -> None:
-    """(Re)build the table from what is in a folder of runs."""
+    """(Re)build tables and figures from what is in a folder of runs."""
     path = folder / "experiment.toml"
     if not path.is_file():
         raise ConfigError(f"{folder} holds no experiment.toml; give a folder that `cobo run` or `compare` wrote")
@@ -207,7 +252,7 @@ def fetch(name: Annotated[str, typer.Argument(metavar="NAME")]) -> None:
     source = DATA[name]
     if source.locate() is None and source.fetch is not None:
         source.fetch()
-    Console().print(f"{name}: {source.where}", markup=False, highlight=False, soft_wrap=True)
+    _say(f"{name}: {source.where}")
 
 
 def main() -> None:
@@ -232,24 +277,26 @@ def main() -> None:
         _fail("stopped by the user", 130)
 
 
-def _compare(experiment: Experiment, methods: str, seeds: int, folder: Path, *, resume: bool) -> None:
-    wanted = _wanted(methods, experiment)
-    _say_outlook(experiment, [(method, seed) for seed in range(seeds) for method in wanted], folder, resume=resume)
+def _compare(
+    experiment: Experiment, methods: list[str], seeds: int, folder: Path, *, resume: bool, jobs: int = 1
+) -> None:
+    runs = [(method, seed) for seed in range(seeds) for method in methods]
+    _say_outlook(experiment, runs, folder, resume=resume, at_once=jobs)
 
     def table() -> Table | None:
         return tables.terminal(_summarised(folder, experiment)) if summary.read_runs(folder) else None
 
     try:
-        with _resumable(folder), Board(len(wanted) * seeds, experiment.rounds, table) as board:
-            run_all(experiment, wanted, range(seeds), folder, resume=resume, watch=board)
-    except (RunError, _Stopped):
-        if summary.read_runs(folder):
-            _show(folder, experiment)  # what there is
+        with _resumable(folder), Board(len(methods) * seeds, experiment.rounds, table) as board:
+            run_all(experiment, methods, range(seeds), folder, resume=resume, watch=board, at_once=jobs)
+    except (RunError, _Stopped) as error:
+        if summary.read_runs(folder):  # what there is; somebody who stops it does not want to wait for figures
+            _show(folder, experiment, draw=isinstance(error, RunError))
         raise
     _show(folder, experiment)
 
 
-def _wanted(methods: str, experiment: Experiment) -> list[str]:
+def _wanted(methods: str, experiment: Experiment, tuned: str | None = None) -> list[str]:
     """The methods asked for, checked before anything runs."""
     wanted = list(METHODS) if methods == "all" else list(dict.fromkeys(m.strip() for m in methods.split(",")))
     if methods == "all" and experiment.leave_out:
@@ -258,11 +305,17 @@ def _wanted(methods: str, experiment: Experiment) -> list[str]:
         sys.stderr.write(f"{experiment.experiment}: {left_out} left out, as it costs far more; name it to run it\n")
     for method in wanted:
         experiment.method(method)
+        if tuned is not None and method not in experiment.methods:
+            raise ConfigError(
+                f"--tuned {tuned!r} has nothing for {method}; tune it too, or choose --methods without it"
+            )
     return wanted
 
 
-def _say_outlook(experiment: Experiment, runs: list[tuple[str, int]], folder: Path, *, resume: bool) -> None:
-    for line in outlook(experiment, runs, folder, resume=resume):
+def _say_outlook(
+    experiment: Experiment, runs: list[tuple[str, int]], folder: Path, *, resume: bool, at_once: int = 1
+) -> None:
+    for line in outlook(experiment, runs, folder, resume=resume, at_once=at_once):
         sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
 
@@ -287,9 +340,9 @@ class _resumable:  # noqa: N801, reads as a verb where it is used
             error.args = (f"{error} (what was written before stays in {self._folder})",)
 
 
-def _folder(experiment: str, prefix: str = "") -> Path:
+def _folder(experiment: str, prefix: str = "", suffix: str = "") -> Path:
     """Where runs of an experiment go: each preset, and each file, has a folder of its own."""
-    return Path("runs") / f"{prefix}{Path(experiment).stem}"
+    return Path("runs") / safe(f"{prefix}{Path(experiment).stem}{suffix}")
 
 
 def _changes(changes: list[str] | None, rounds: int | None) -> list[str]:
@@ -307,12 +360,22 @@ def _summarised(folder: Path, experiment: Experiment) -> summary.Results:
     return summary.summarise(folder, experiment.experiment, experiment.target_accuracy)
 
 
-def _show(folder: Path, experiment: Experiment) -> None:
+def _show(folder: Path, experiment: Experiment, *, draw: bool = True) -> None:
     results = _summarised(folder, experiment)
     tables.write(folder, results)
+    _print(tables.terminal(results))
+    if draw:
+        comparison.draw(folder, results)
+    _say(f"written to {folder}")
+
+
+def _print(table: Table) -> None:
     console = Console()
-    console.print(tables.terminal(results), soft_wrap=not console.is_terminal)
-    console.print(f"written to {folder}", markup=False, highlight=False, soft_wrap=True)
+    console.print(table, soft_wrap=not console.is_terminal)
+
+
+def _say(line: str) -> None:
+    Console().print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _tuning_table(folder: Path, methods: Sequence[str], trials: int, seeds: int) -> Table:

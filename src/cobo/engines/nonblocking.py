@@ -240,7 +240,7 @@ class NonBlocking:
         if not drawn:
             return
         rounds, pairs = np.array(drawn)[:, 0], np.array(drawn)[:, 1:]
-        products = self._federation.products(self._V, pairs, rounds, whole=self._method.ask == "all")
+        products = self._federation.products(self._V, pairs, rounds, batches=self._method.batches)
         state.sent += 4 * len(pairs)  # the midpoint to both, and both gradients
         values = torch.stack([products.inner, products.norm_i, products.norm_j], dim=1).tolist()
         for (r, i, j), v in zip(drawn, values, strict=True):

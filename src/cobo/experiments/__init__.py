@@ -1,7 +1,7 @@
 """The experiments: a TOML preset each, and the code that builds its federation."""
 
 from cobo.experiments.experiment import Experiment, Parts, load_experiment, override
-from cobo.experiments.images import CrossDevice, CrossSilo
+from cobo.experiments.images import CrossDevice, CrossDeviceSmall, CrossSilo, CrossSiloSmall
 from cobo.experiments.permuted import Digits, FashionMnist
 from cobo.experiments.quadratic import Quadratic
 
@@ -10,9 +10,9 @@ EXPERIMENTS: dict[str, type[Experiment]] = {
     "fashion-mnist": FashionMnist,
     "quadratic": Quadratic,
     "cross-silo": CrossSilo,
-    "cross-silo-small": CrossSilo,
+    "cross-silo-small": CrossSiloSmall,
     "cross-device": CrossDevice,
-    "cross-device-small": CrossDevice,
+    "cross-device-small": CrossDeviceSmall,
 }
 
 __all__ = ["EXPERIMENTS", "Experiment", "Parts", "load_experiment", "override"]

@@ -17,6 +17,8 @@ from cobo.federation import Client
 from cobo.methods import METHODS, Method
 from cobo.training.settings import OWN, Training
 
+Range = tuple[float, float]
+
 TABLES = ("roster", "clocks")  # settings that have settings
 
 
@@ -43,6 +45,18 @@ class Experiment(Training):
     without: tuple[str, ...] = ()  # clients who take no part
     leave_out: tuple[str, ...] = ()  # methods that run only when they are named, as they cost much more than the others
     methods: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    search: dict[str, dict[str, Range]] = Field(default_factory=dict)  # where `cobo tune` looks, by method
+
+    @field_validator("search")
+    @classmethod
+    def _can_be_searched(cls, search: dict[str, dict[str, Range]]) -> dict[str, dict[str, Range]]:
+        for method, ranges in search.items():
+            if method not in METHODS:
+                raise ValueError(f"tables of methods, of which {method!r} is none: {', '.join(METHODS)}")
+            for name, (low, high) in ranges.items():
+                if not 0 < low < high or name not in {*METHODS[method].model_fields, *OWN}:
+                    raise ValueError(f"a range [low, high] above 0 for a setting of {method}; {name} is not")
+        return search
 
     @field_validator("leave_out")
     @classmethod
@@ -97,7 +111,7 @@ class Experiment(Training):
         settings = self.model_dump(mode="json", exclude_none=True)
         roster = self.roster.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
         settings["roster"] = {key: value for key, value in roster.items() if value}
-        unset = {key for key in ("roster", "without", "leave_out") if not settings[key]}
+        unset = {key for key in ("roster", "without", "leave_out", "search") if not settings[key]}
         return {k: v for k, v in settings.items() if k not in {"seed", *unset}}
 
     def usual(self) -> dict[str, Any]:
@@ -173,12 +187,7 @@ def override(table: dict[str, Any], change: str) -> None:
     key = key.strip()
     if not equals or not key:
         raise ConfigError(f"--set {change!r} is not allowed; it should be KEY=VALUE")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError as error:
-        value = text.strip()
-        if value.startswith(("{", "[")):
-            raise ConfigError(f"--set {change!r} is not valid TOML: {error}") from None
+    value = read_value(text, f"--set {change!r}")
     owner, dot, leaf = key.partition(".")
     if key in ("seed", "experiment", "methods") or leaf == "seed":
         raise ConfigError(f"--set {change!r} is not allowed; the seed has --seed or --seeds, the experiment its name")
@@ -194,3 +203,17 @@ def override(table: dict[str, Any], change: str) -> None:
     else:
         known = ", ".join([*METHODS, *TABLES])
         raise ConfigError(f"--set {change!r}: {owner!r} has no settings of its own; known are {known}")
+
+
+def read_value(text: str, where: str) -> Any:
+    """A value as TOML; what is not TOML is a string, so that words need no quotes.
+
+    >>> read_value("0.5", "here"), read_value("mixed", "here"), read_value("[1, 2]", "here")
+    (0.5, 'mixed', [1, 2])
+    """
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError as error:
+        if text.strip().startswith(("{", "[")):
+            raise ConfigError(f"{where} is not valid TOML: {error}") from None
+        return text.strip()

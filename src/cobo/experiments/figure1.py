@@ -44,7 +44,7 @@ def _situation(federation: Federation, models: list[list[float]]) -> dict[str, A
         "midpoint": z.tolist(),
         "at_midpoint": (-federation.gradients(z.expand(2, -1).contiguous()).rows).tolist(),
         "at_models": (-federation.gradients(X).rows).tolist(),
-        "product": float(federation.products(X, pair, whole=True).inner),
+        "product": float(federation.products(X, pair, batches=None).inner),
         "weight": _selected(federation, X),
     }
 

@@ -9,16 +9,19 @@ from cobo.compute.task import Task
 from cobo.experiments.experiment import Experiment
 from cobo.training import checkpoint
 from cobo.training.estimate import at_hand, in_words, memory, pace, seconds
-from cobo.training.fit import assemble
+from cobo.training.fit import federate
 from cobo.training.settings import Training
 
 WORTH_SAYING = 60.0  # seconds
 
 
-def outlook(experiment: Experiment, runs: Sequence[tuple[str, int]], folder: Path, *, resume: bool) -> list[str]:
+def outlook(
+    experiment: Experiment, runs: Sequence[tuple[str, int]], folder: Path, *, resume: bool, at_once: int = 1
+) -> list[str]:
     """Lines to show: size, memory and time of these runs (method, seed) as far as they are not done; none if short.
 
-    More memory than there is gets a line of its own, however short the runs are.
+    So many runs at once take that much more memory, and less time if there is a core for each. More memory than there
+    is gets a line of its own, however short the runs are.
     """
     if experiment.threads is not None:
         torch.set_num_threads(experiment.threads)
@@ -28,7 +31,7 @@ def outlook(experiment: Experiment, runs: Sequence[tuple[str, int]], folder: Pat
         return []
     parts = experiment.parts(left[0][1])
     settings = {method: Training(**experiment.training(method, seed)) for method, seed in left}
-    federation = assemble(parts.clients, parts.model, Task(parts.loss), settings[left[0][0]])
+    federation = federate(parts.clients, parts.model, Task(parts.loss), settings[left[0][0]])
     speed, time, rounds, needed = pace(federation), 0.0, 0, 0
     for method, seed in left:
         chosen, training = experiment.method(method), settings[method]
@@ -36,9 +39,12 @@ def outlook(experiment: Experiment, runs: Sequence[tuple[str, int]], folder: Pat
         time += seconds(federation, chosen, training, speed, done)
         rounds += training.rounds - done
         needed = max(needed, memory(federation, chosen, training))
+    at_once = min(at_once, len(left))
+    time, needed = time / at_once, needed * at_once
     names = dict.fromkeys(method for method, _ in left)
     what = next(iter(names)) if len(names) == 1 else f"{len(names)} methods"
     what += f", {len(left)} runs" if len(left) > 1 else ""
+    what += f", {at_once} at once" if at_once > 1 else ""
     lines = []
     if time > WORTH_SAYING:
         lines.append(

@@ -3,17 +3,22 @@
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import tomli_w
 import torch
 
+from cobo.compute.task import Task
 from cobo.errors import CheckpointError, RunError
 from cobo.experiments.experiment import Experiment
+from cobo.experiments.job import Job, Watcher
+from cobo.experiments.side_by_side import run_side_by_side
+from cobo.training import membership
 from cobo.training.checkpoint import write_atomic
 from cobo.training.events import Event, Listener
-from cobo.training.fit import fit
+from cobo.training.fit import federate, fit, refuse_overwriting
 from cobo.training.result import Result
+from cobo.training.settings import Training
 
 
 class Claim:
@@ -57,42 +62,64 @@ def _difference(key: str, stored: Any, given: Any) -> tuple[str, Any, Any]:
     return key, stored, given
 
 
-class Watcher(Protocol):
-    """Hears every event of the runs, and where one begins and ends."""
-
-    def __call__(self, event: Event) -> None: ...
-
-    def begin(self, label: str) -> None: ...
-
-    def skip(self) -> None: ...
-
-    def end(self) -> None: ...
-
-
 def compare(
-    experiment: Experiment, methods: Sequence[str], seeds: Sequence[int], folder: Path, *, resume: bool, watch: Watcher
+    experiment: Experiment,
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    folder: Path,
+    *,
+    resume: bool,
+    watch: Watcher,
+    at_once: int = 1,
 ) -> None:
-    """Methods times seeds, one run after the other; those that are finished are left as they are.
-
-    All methods have their first seed before any has its second, so that there is a table to look at early. A run that
-    fails (diverges) does not keep the others from running; the failure is raised at the end.
-    """
+    """Methods times seeds; all methods have their first seed before any has its second: a table to look at early."""
     Claim(folder, experiment)
-    failures = []
-    for seed in seeds:
-        for method in methods:
-            if resume and (folder / method / f"seed-{seed}" / "result.json").exists():
-                watch.skip()
-                continue
-            watch.begin(f"{method} seed {seed}")
-            try:
-                run(experiment, method, seed, folder, resume=resume, listeners=[watch], progress=False)
-            except RunError as error:
-                failures.append(f"{method} seed {seed} failed: {error}")
-            watch.end()
+    check(experiment, methods, seeds[0])
+    jobs = [Job(experiment, m, seed, folder, f"{m} seed {seed}") for seed in seeds for m in methods]
+    run_all(jobs, resume=resume, watch=watch, at_once=at_once)
+
+
+def check(experiment: Experiment, methods: Sequence[str], seed: int) -> None:
+    """Refuse what cannot work, for any of the methods, before anything runs."""
+    if experiment.threads is not None:
+        torch.set_num_threads(experiment.threads)
+    parts = experiment.parts(seed)
+    settings = {method: Training(**experiment.training(method, seed)) for method in methods}
+    federation = federate(parts.clients, parts.model, Task(parts.loss), settings[methods[0]])
+    for method in methods:
+        membership.check(federation, experiment.method(method), settings[method])
+
+
+def run_all(jobs: Sequence[Job], *, resume: bool, watch: Watcher, at_once: int = 1) -> None:
+    """Runs one after the other, or so many at once in processes of their own; the finished are left as they are.
+
+    A run that fails (diverges) does not keep the others from running; the failure is raised at the end.
+    """
+    if not resume:
+        for job in jobs:
+            refuse_overwriting(job.place)
+    waiting = [job for job in jobs if not (resume and job.finished)]
+    for _ in range(len(jobs) - len(waiting)):
+        watch.skip()
+    if at_once > 1:
+        failures = run_side_by_side(waiting, at_once, resume=resume, watch=watch)
+    else:
+        failures = _run_in_turn(waiting, resume=resume, watch=watch)
     if failures:
         more = f" ({len(failures) - 1} more did too)" if len(failures) > 1 else ""
         raise RunError(failures[0] + more)
+
+
+def _run_in_turn(jobs: Sequence[Job], *, resume: bool, watch: Watcher) -> list[str]:
+    failures = []
+    for job in jobs:
+        heard = watch.begin(job.label)
+        try:
+            run(job.experiment, job.method, job.seed, job.folder, resume=resume, listeners=[heard], progress=False)
+        except RunError as error:
+            failures.append(f"{job.label} failed: {error}")
+        heard.end()
+    return failures
 
 
 def run(

@@ -55,7 +55,7 @@ def selection(kind: str, rho: float, copies: int) -> SideBySide:
     if kind == "algorithm-1":
         return SideBySide(**{**paper, "gamma": GAMMA, "rate": copies})  # 1/n with n the clients of one copy
     solved = {"sampling": "every", "pairs": "symmetric", "solver": "frank-wolfe", "gamma": 1.0}
-    return SideBySide(**{**paper, **solved, "ask": "all" if kind == "exact" else "batch"})
+    return SideBySide(**{**paper, **solved, "ask": "all" if kind == "exact" else 1})
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ from cobo import draws
 from cobo.compute.task import Task
 from cobo.errors import CheckpointError, ConfigError, RunError
 from cobo.experiments.experiment import Experiment
-from cobo.experiments.runner import Claim, Watcher
+from cobo.experiments.job import Watcher
+from cobo.experiments.runner import Claim
 from cobo.federation import Federation
 from cobo.methods import METHODS
 from cobo.training.checkpoint import write_atomic
@@ -64,9 +65,9 @@ def tune(
                         _check_point(folder, method, done[number, seed], point)
                         watch.skip()
                         continue
-                    watch.begin(f"{method} trial {number + 1} seed {seed}")
-                    _run(experiment, method, number, point, seed, folder, [claim, watch])
-                    watch.end()
+                    heard = watch.begin(f"{method} trial {number + 1} seed {seed}")
+                    _run(experiment, method, number, point, seed, folder, [claim, heard])
+                    heard.end()
     found = best(folder, trials, seeds)
     for method in methods:
         if method not in found:
@@ -118,7 +119,9 @@ def finished(folder: Path, method: str, trials: int, seeds: int) -> list[Trial]:
 
 
 def _ranges(experiment: Experiment, method: str) -> dict[str, Any]:
-    return {"lr": (experiment.lr / LR_FACTOR, experiment.lr * LR_FACTOR), **METHODS[method].search}
+    """Where to look: the experiment's own table for a method or, without one, the usual ranges."""
+    usual = {"lr": (experiment.lr / LR_FACTOR, experiment.lr * LR_FACTOR), **METHODS[method].search}
+    return dict(experiment.search.get(method, usual))
 
 
 def _federation(experiment: Experiment) -> Federation:
@@ -148,7 +151,7 @@ def _run(
         result = fit(
             parts.clients, model=parts.model, loss=parts.loss, method=changed.method(method), out=trial, resume=True,
             listeners=listeners,
-            **{**changed.training(method, seed), "evaluate_every": max(1, changed.rounds // 10)},
+            **{**changed.training(method, seed), "evaluate_every": max(1, changed.rounds // 4)},
         )  # fmt: skip
         score, note = _judged(result.history[-1])
     except (ConfigError, RunError) as error:  # outside the stable range, or diverged

@@ -11,6 +11,7 @@ from cobo import draws
 from cobo.compute.batch import Fields
 from cobo.errors import ConfigError
 
+Indices = NDArray[np.int64]
 Augmentation = Callable[[Fields, draws.Keys], Fields]
 
 PAD = 4

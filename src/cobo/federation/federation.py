@@ -148,13 +148,14 @@ class Federation:
         step: int = 0,
         last: bool = True,
         track: bool = True,
-        whole: bool = False,
+        batches: int | None = 1,
         out: Tensor | None = None,
     ) -> Gradients:
         """Gradients of clients[k]'s loss at models[k], and products for `pairs` [p, 2] of positions in `models`.
 
         The batch of a client follows from its name, the round (one for all, or one for each row) and `step`; that of a
-        pair gradient also from the peer's name, or it is taken over all samples, if `whole`. With `track`, running
+        pair gradient also from the peer's name; it is as large as `batches` of them (and counts as so many
+        gradients), or has all samples if that is None. With `track`, running
         statistics move as the policy says, and are shared (if they are) after the `last` step of a round; pair
         gradients never move them. `out` [m, d] receives the rows, if given.
         """
@@ -162,7 +163,7 @@ class Federation:
         pairs = np.empty((0, 2), dtype=np.int64) if pairs is None else pairs
         rows = torch.empty_like(models) if out is None else out
         of_pairs = round if isinstance(round, int) else round[pairs[:, 0]]
-        products = self._products(models, who, pairs, of_pairs, whole=whole, scratch=rows)
+        products = self._products(models, who, pairs, of_pairs, batches, scratch=rows)
         losses = torch.empty(len(who), dtype=models.dtype, device=models.device)
         finite = torch.empty(len(who), dtype=torch.bool, device=models.device)
         keys = draws.combine(self._keys[who], round, step)
@@ -184,18 +185,27 @@ class Federation:
         self._count(who)
         return Gradients(rows, losses, finite, products)
 
-    def products(self, models: Tensor, pairs: Indices, round: int | Indices = 0, *, whole: bool = False) -> Products:
+    def products(
+        self, models: Tensor, pairs: Indices, round: int | Indices = 0, *, batches: int | None = 1
+    ) -> Products:
         """The products for `pairs` alone, of clients whose models are the rows [n, d]; a round for all, or for each."""
-        return self._products(models, self._here, pairs, round, whole=whole, scratch=torch.empty_like(models))
+        return self._products(models, self._here, pairs, round, batches, scratch=torch.empty_like(models))
 
     def _products(
-        self, models: Tensor, who: Indices, pairs: Indices, round: int | Indices, *, whole: bool, scratch: Tensor
+        self,
+        models: Tensor,
+        who: Indices,
+        pairs: Indices,
+        round: int | Indices,
+        batches: int | None,
+        *,
+        scratch: Tensor,
     ) -> Products:
         """Both clients' gradients at z_ij = (x_i + x_j) / 2, a chunk of pairs at a time: only numbers are kept.
 
         Midpoints are written into `scratch` [m, d], whose rows have another use only later.
         """
-        size = None if whole else self.batch_size
+        size = self.pair_batch(batches)
         values = torch.empty(3, len(pairs), dtype=models.dtype, device=models.device)
         i, j = who[pairs[:, 0]], who[pairs[:, 1]]
         asks = draws.combine(self._keys[i], round, self._keys[j], 1)
@@ -209,8 +219,12 @@ class Federation:
             values[0, chunk] = sum(torch.linalg.vecdot(g, h) for g, h in zip(g_i, g_j, strict=True))
             values[1, chunk] = sum(torch.linalg.vector_norm(g, dim=1).square() for g in g_i)
             values[2, chunk] = sum(torch.linalg.vector_norm(g, dim=1).square() for g in g_j)
-        self._count(i, j)
+        self._count(i, j, each=1 if size is None else batches or 1)
         return Products(torch.from_numpy(pairs), values[0], values[1].sqrt_(), values[2].sqrt_())
+
+    def pair_batch(self, batches: int | None) -> int | None:
+        """The samples of a pair gradient of so many batches, or None for all that a client has."""
+        return None if batches is None or self.batch_size is None else batches * self.batch_size
 
     def _ask(self, models: Tensor, clients: Indices, keys: draws.Keys, size: int | None) -> list[Tensor]:
         scratch = {name: b[clients] for name, b in self.buffers.items()}
@@ -220,10 +234,10 @@ class Federation:
         """Where clients, given by their position among those present, are among everyone."""
         return self._here if clients is None else self._here[np.asarray(clients, dtype=np.int64)]
 
-    def _count(self, *clients: Indices) -> None:
+    def _count(self, *clients: Indices, each: int = 1) -> None:
         for who in clients:
-            np.add.at(self.work, who, 1)
-            self.computed += len(who)
+            np.add.at(self.work, who, each)
+            self.computed += each * len(who)
 
     def losses(
         self, models: Tensor, clients: Sequence[int] | None = None, round: int = 0, *, whole: bool = False

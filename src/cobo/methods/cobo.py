@@ -8,7 +8,7 @@ eta the clients' learning rate, t the round of T. A round is Algorithm 1: first 
 """
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -45,8 +45,8 @@ class CoBo(Method):
     search: ClassVar[dict[str, Any]] = {"rho": (0.1, 30.0), "gamma": (0.003, 1.0)}
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "paper": {
-            "rho": 0.05, "gamma": 0.01, "sampling": "constant", "rate": 1.0, "switch": 0.002, "turns": "random", "pairs": "ordered",
-            "domain": "box", "solver": "projected", "signal": "inner", "correction": 0.0, "ask": "batch",
+            "rho": 0.05, "gamma": 0.01, "sampling": "constant", "rate": 1.0, "switch": 0.002, "turns": "random",
+            "pairs": "ordered", "domain": "box", "solver": "projected", "signal": "inner", "correction": 0.0, "ask": 1,
             "pull": "sum", "mixing": "explicit", "output": "last",
         }
     }  # fmt: skip
@@ -66,7 +66,7 @@ class CoBo(Method):
     signal: Literal["inner", "cosine", "clipped"] = "clipped"
     clip: float = Field(default=1.0, gt=0)
     correction: float = Field(default=1.5, ge=0)
-    ask: Literal["batch", "all"] = "batch"
+    ask: Annotated[int, Field(ge=1)] | Literal["all"] = 1
     pull: Literal["mean", "sum"] = "mean"
     mixing: Literal["explicit", "implicit"] = "explicit"
     output: Literal["last", "uniform"] = "last"
@@ -153,7 +153,7 @@ class CoBo(Method):
         rows = np.broadcast_to(new[:, None], (len(new), len(new)))
         asked = (rows | rows.T if self.domain == "box" else rows) & ~np.eye(len(new), dtype=bool)
         pairs = self._drawn(federation, state.round, asked.astype(float))
-        products = federation.products(state.X, pairs, state.round, whole=self.ask == "all")
+        products = federation.products(state.X, pairs, state.round, batches=self.batches)
         state.sent += 4 * len(pairs)
         S, heard = self._hear(state, products, torch.zeros(len(new), dtype=torch.bool))
         silent = torch.from_numpy(asked) & (heard == 0)
@@ -162,8 +162,7 @@ class CoBo(Method):
 
     def round(self, state: State, federation: Federation) -> list[str]:
         pairs = self.draw(federation, state.round, state.rounds)
-        whole = self.ask == "all"  # the theorem's selection: pair gradients are exact
-        answer = federation.gradients(state.X, round=state.round, pairs=pairs, whole=whole, out=state.gradient)
+        answer = federation.gradients(state.X, round=state.round, pairs=pairs, batches=self.batches, out=state.gradient)
         names = set_aside(state, federation, answer.finite)
         aside = ~answer.finite
         answer.rows[aside] = 0
@@ -210,8 +209,8 @@ class CoBo(Method):
         if self.domain == "simplex" and aside.any():
             return  # rows sum to one, so no pair could move without moving those of a client set aside
         if self.correction and self.domain == "box":
-            exact = federation.batch_size is None or self.ask == "all"
-            batch = federation.samples if exact else torch.tensor(federation.batch_size)
+            size = federation.pair_batch(self.batches)
+            batch = federation.samples if size is None else torch.tensor(size)
             W = state.tensors["weights"]
             products = overlook_sampling(products, W, federation.samples, batch, self.correction)
         S, asked = self._hear(state, products, aside, worth)
@@ -237,6 +236,11 @@ class CoBo(Method):
         if self.pairs == "symmetric":
             S[j, i], asked[j, i] = signal, worth
         return S, asked
+
+    @property
+    def batches(self) -> int | None:
+        """How many batches a pair gradient has; None for all samples, which is the theorem's selection."""
+        return None if self.ask == "all" else self.ask
 
     @property
     def _domain(self) -> Domain:

@@ -1,4 +1,4 @@
-"""Many runs at a glance: a bar over all of them, one for the run at hand, and the table so far."""
+"""Many runs at a glance: a bar over all of them, one for each run at work, and the table so far."""
 
 import sys
 from collections.abc import Callable
@@ -7,14 +7,14 @@ from typing import Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from cobo.training.events import Event
 from cobo.training.progress import describe
 
 
 class Board:
-    """Listens to one run after another. On a terminal it is live; elsewhere each run leaves one line.
+    """On a terminal it is live; elsewhere each run leaves one line.
 
     `table` makes the table of what is finished; it is drawn again after every run.
     """
@@ -23,8 +23,9 @@ class Board:
         self, runs: int, rounds: int, table: Callable[[], RenderableType | None], console: Console | None = None
     ) -> None:
         self._console = console or Console(stderr=True)
-        self._runs, self._rounds, self._make_table = runs, rounds, table
-        self._bars = Progress(
+        self._runs, self._make_table = runs, table
+        self.rounds = rounds
+        self.bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=16),
             MofNCompleteColumn(),
@@ -32,10 +33,10 @@ class Board:
             TextColumn("{task.fields[score]}"),
         )
         self._live = Live(console=self._console, refresh_per_second=4, transient=True)
-        self._all = self._bars.add_task("all runs", total=runs, score="")
-        self._one: TaskID = self._bars.add_task("", total=rounds, score="", visible=False)
+        self._all = self.bars.add_task("all runs", total=runs, score="")
+        self._at_work: list[Line] = []
+        self._over: list[Line] = []  # shown until the next run begins
         self._done = 0
-        self._label = self._score = ""
         self._warned: set[str] = set()
 
     def __enter__(self) -> Self:
@@ -49,47 +50,44 @@ class Board:
     ) -> None:
         self._live.stop()
 
-    def begin(self, label: str) -> None:
-        """The next run."""
-        self._label, self._score = label, ""
-        self._bars.reset(self._one, description=label, total=self._rounds, completed=0, score="", visible=True)
+    def begin(self, label: str) -> "Line":
+        """The next run; the line that shows it is to hear its events."""
+        for line in self._over:
+            self.bars.remove_task(line.bar)
+        self._over = []
+        self._at_work.append(Line(self, label))
+        return self._at_work[-1]
 
     def skip(self) -> None:
         """A run that was finished before."""
         self._done += 1
-        self._bars.update(self._all, completed=self._done)
+        self.advance()
         self._draw()
 
-    def end(self) -> None:
-        """The run at hand has come to its end."""
+    def end(self, line: "Line") -> None:
+        """A run has come to its end."""
+        self._at_work.remove(line)
+        self._over.append(line)
         self._done += 1
-        self._bars.update(self._all, completed=self._done)
+        self.advance()
         if not self._console.is_terminal:  # there, the table says it
-            self._say(f"[{self._done}/{self._runs}] {self._label}: {self._score}")
+            self._say(f"[{self._done}/{self._runs}] {line.label}: {line.score}")
         self._draw()
 
-    def __call__(self, event: Event) -> None:
-        kind = event["event"]
-        if kind == "round":
-            self._bars.update(self._one, completed=event["round"])
-            self._bars.update(self._all, completed=self._done + event["round"] / self._rounds)
-        elif kind == "evaluated":
-            self._score = describe(event)
-            self._bars.update(self._one, score=self._score)
-        elif kind in ("warning", "set aside", "joined", "left"):
-            happened = (
-                "gradient not finite, set aside" if kind == "set aside" else f"round {event.get('round')}: {kind}"
-            )
-            message = event.get("message") or f"{happened}: {', '.join(event['clients'])}"
-            line = f"{self._label}: {message}"
-            if line not in self._warned:
-                self._warned.add(line)
-                self._say(line)
+    def advance(self) -> None:
+        """The bar over all runs follows those at work."""
+        self.bars.update(self._all, completed=self._done + sum(line.share for line in self._at_work))
+
+    def warn(self, line: str) -> None:
+        """Say it, once."""
+        if line not in self._warned:
+            self._warned.add(line)
+            self._say(line)
 
     def _draw(self) -> None:
         if self._console.is_terminal:
             table = self._make_table()
-            self._live.update(Group(self._bars) if table is None else Group(table, self._bars))
+            self._live.update(Group(self.bars) if table is None else Group(table, self.bars))
 
     def _say(self, line: str) -> None:
         if self._console.is_terminal:
@@ -97,3 +95,34 @@ class Board:
         else:
             sys.stderr.write(line + "\n")
             sys.stderr.flush()
+
+
+class Line:
+    """One run on the board."""
+
+    def __init__(self, board: Board, label: str) -> None:
+        self._board, self.label = board, label
+        self.share, self.score = 0.0, ""
+        self._rounds = board.rounds
+        self.bar = board.bars.add_task(label, total=board.rounds, score="")
+
+    def __call__(self, event: Event) -> None:
+        kind, board = event["event"], self._board
+        if kind == "started":
+            self._rounds = event["rounds"]
+        if kind in ("started", "round"):
+            self.share = event["round"] / self._rounds
+            board.bars.update(self.bar, completed=event["round"], total=self._rounds)
+            board.advance()
+        elif kind == "evaluated":
+            self.score = describe(event)
+            board.bars.update(self.bar, score=self.score)
+        elif kind in ("warning", "set aside", "joined", "left"):
+            happened = (
+                "gradient not finite, set aside" if kind == "set aside" else f"round {event.get('round')}: {kind}"
+            )
+            message = event.get("message") or f"{happened}: {', '.join(event['clients'])}"
+            board.warn(f"{self.label}: {message}")
+
+    def end(self) -> None:
+        self._board.end(self)

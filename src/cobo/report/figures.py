@@ -15,6 +15,14 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's palette.
 BLUE, ORANGE, GREEN, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#7F7F7F"
+PURPLE, SKY = "#CC79A7", "#56B4E9"
+
+# A method has the same colour in all figures.
+METHOD_COLOURS = {
+    "local": GREY, "fedavg": PURPLE, "finetune": SKY, "ditto": ORANGE, "ifca": RED, "fc": GREEN, "cobo": BLUE,
+    "oracle": "black",
+}  # fmt: skip
+OTHER = "#999933"
 
 
 def style() -> Any:
@@ -28,14 +36,14 @@ def style() -> Any:
     })  # fmt: skip
 
 
-def new(width: float, height: float, columns: int = 1) -> "tuple[Figure, Sequence[Axes]]":
-    """A figure in the common style, in inches, with axes side by side."""
+def new(width: float, height: float, columns: int = 1, rows: int = 1) -> "tuple[Figure, Sequence[Axes]]":
+    """A figure in the common style, in inches, with axes side by side, row by row."""
     from matplotlib.figure import Figure
 
     with style():
         figure = Figure(figsize=(width, height), layout="constrained")
-        axes = figure.subplots(1, columns, squeeze=False)[0]
-    return figure, list(axes)
+        axes = figure.subplots(rows, columns, squeeze=False)
+    return figure, list(axes.flat)
 
 
 def save(figure: "Figure", folder: Path, name: str) -> None:

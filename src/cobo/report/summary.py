@@ -14,6 +14,8 @@ import cobo
 from cobo.collaboration import graph
 from cobo.errors import CheckpointError
 from cobo.methods import METHODS
+from cobo.report.milestones import Snapshots, groups_right_from, until
+from cobo.training.records import unpack_weights
 from cobo.training.settings import OWN
 
 Runs = dict[str, dict[int, dict[str, Any]]]
@@ -21,12 +23,12 @@ Results = dict[str, Any]
 
 
 def read_runs(folder: Path) -> Runs:
-    """The finished runs in a folder, by method and seed."""
+    """The finished runs in a folder, by method and seed; each says in `folder` where it is."""
     runs: Runs = {}
     for path in sorted(folder.glob("*/seed-*/result.json")):
         method, seed = path.parent.parent.name, int(path.parent.name.removeprefix("seed-"))
         try:
-            runs.setdefault(method, {})[seed] = json.loads(path.read_text())
+            runs.setdefault(method, {})[seed] = {**json.loads(path.read_text()), "folder": path.parent}
         except ValueError as error:
             raise CheckpointError(f"{path} cannot be read: {error}; run that method and seed again") from error
     order = [*METHODS, *sorted(set(runs) - set(METHODS))]
@@ -44,13 +46,18 @@ def summarise(folder: Path, experiment: str, target: float | None) -> Results:
     runs = read_runs(folder)
     if not runs:
         raise CheckpointError(f"{folder} holds no finished run")
+    return summarise_runs(runs, read_unfinished(folder), experiment, target)
+
+
+def summarise_runs(runs: Runs, unfinished: list[str], experiment: str, target: float | None) -> Results:
+    """The same of runs from anywhere."""
     return {
         "experiment": experiment,
         "seeds": sorted({seed for seeds in runs.values() for seed in seeds}),
         "rounds": max(r["training"]["rounds"] for seeds in runs.values() for r in seeds.values()),
         "target_accuracy": target,
         "environment": environment(),
-        "unfinished": read_unfinished(folder),
+        "unfinished": unfinished,
         "methods": {method: _method(runs, method, target) for method in runs},
     }
 
@@ -66,13 +73,21 @@ def environment() -> dict[str, Any]:
     }
 
 
+def read_snapshots(run: dict[str, Any]) -> Snapshots:
+    """W over time of a finished run, in the order of its names."""
+    path = run["folder"] / "weights.safetensors"
+    return unpack_weights(path, run["names"]) if path.exists() else []
+
+
 def _method(runs: Runs, method: str, target: float | None) -> dict[str, Any]:
     mine = runs[method]
     local = runs.get("local", {})
+    ditto = {seed: _accuracy(run) for seed, run in runs.get("ditto", {}).items()}
     last = {seed: run["history"][-1] for seed, run in mine.items()}
     improved = [_improved(run, local[s]) for s, run in mine.items() if s in local and method != "local"]
     recovery = _recovery(runs, method) if method not in ("local", "oracle") else []
     graphs = [r for r in mine.values() if r["weights"] is not None and None not in r["true_groups"] and _several(r)]
+    settled = [groups_right_from(r, read_snapshots(r)) for r in graphs]
     return {
         "accuracy": _spread([_accuracy(run) for run in mine.values()]),
         "loss": _spread([line.get("loss") for line in last.values()]),
@@ -82,11 +97,15 @@ def _method(runs: Runs, method: str, target: float | None) -> dict[str, Any]:
         "comparisons": round(fmean(line["comparisons"] for line in last.values())),
         "bytes": round(fmean(line["bytes"] for line in last.values())),
         "seconds": round(fmean(line["seconds"] for line in last.values()), 2),
-        "rounds_to_target": _mean([_until(run, target, "round") for run in mine.values()]),
+        "rounds_to_target": _mean([until(run, target, "round") for run in mine.values()]),
+        "gradients_to_target": _mean([until(run, target, "gradients") for run in mine.values()]),
+        "rounds_to_ditto": _mean([until(run, ditto.get(seed), "round") for seed, run in mine.items()]),
+        "gradients_to_ditto": _mean([until(run, ditto.get(seed), "gradients") for seed, run in mine.items()]),
         "time": _mean([line.get("time") for line in last.values()]),
-        "time_to_target": _mean([_until(run, target, "time") for run in mine.values()]),
+        "time_to_target": _mean([until(run, target, "time") for run in mine.values()]),
         "weights_error": _mean([graph.weights_error(*_graph(r)) for r in graphs]),
         "groups_score": _mean([_groups_score(r) for r in graphs]),
+        "graph_settled": {"round": _mean(settled)} if graphs else None,
         "told": METHODS[method].told if method in METHODS else None,
         "settings": _settings(next(iter(mine.values()))),
         "seeds": list(mine),
@@ -145,13 +164,6 @@ def _recovery(runs: Runs, method: str) -> list[float | None]:
     gains = [(mine - alone, best - alone) for mine, alone, best in scores]  # type: ignore[operator]
     possible = fmean(best for _, best in gains)
     return [100 * mine / possible if possible > 0 else None for mine, _ in gains]
-
-
-def _until(run: dict[str, Any], target: float | None, what: str) -> float | None:
-    """The round, or the simulated time, of the first evaluation at the target."""
-    if target is None:
-        return None
-    return next((x.get(what) for x in run["history"] if (x.get("accuracy") or -1) >= target), None)
 
 
 def _mean(values: list[Any]) -> float | None:

@@ -1,4 +1,4 @@
-"""A module's architecture as JSON, if made of layers of torch.nn or cobo.models: so that a saved result needs no pickle.
+"""A module's architecture as JSON, if made of layers of torch.nn or cobo.models: a saved result needs no pickle.
 
 Modules of a user's own class cannot be described this way; for them `cobo.load` is given the model again.
 """

@@ -61,7 +61,7 @@ def fit(
     folder = None if out is None else Path(out)
     if folder is None and resume:
         raise ConfigError("resume = True needs a folder to resume from; set out=")
-    federation = assemble(clients, model, Task(loss, objective), settings)
+    federation = federate(clients, model, Task(loss, objective), settings)
     check(federation, method, settings)
     with ExitStack() as stack:
         heard = list(listeners)
@@ -82,10 +82,10 @@ def fit(
     return result
 
 
-def assemble(
+def federate(
     clients: Sequence[Client], model: nn.Module | Callable[[], nn.Module], task: Task, settings: Training
 ) -> Federation:
-    """The federation that a run with these settings has."""
+    """The federation that a run with these settings trains."""
     return Federation(
         clients,
         model,
@@ -101,16 +101,21 @@ def assemble(
     )
 
 
-def _claim(folder: Path, resume: bool) -> None:
+def refuse_overwriting(folder: Path) -> None:
     """A folder that holds a run is only touched to go on with it."""
+    if (folder / "metrics.jsonl").exists():
+        raise CheckpointError(
+            f"{folder} already holds a run; resume it (resume=True, --resume) or choose another folder"
+        )
+
+
+def _claim(folder: Path, resume: bool) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{folder} cannot be used as a folder: {error.strerror}; choose another") from None
-    if not resume and (folder / "metrics.jsonl").exists():
-        raise CheckpointError(
-            f"{folder} already holds a run; resume it (resume=True, --resume) or choose another folder"
-        )
+    if not resume:
+        refuse_overwriting(folder)
 
 
 def _result(run: Run) -> Result:

@@ -25,7 +25,8 @@ def only_one(folder: Path) -> Iterator[None]:
     except OSError:
         os.close(handle)
         raise CheckpointError(
-            f"another process is at work in {folder}; wait for its end or use another folder"
+            f"another process is at work in {folder} (one whose parent was killed ends within a round); wait for its "
+            "end or use another folder"
         ) from None
     try:
         yield

@@ -117,6 +117,8 @@ class Run:
             for name, rows in self.federation.buffers.items():
                 state.tensors[f"output/buffers/{name}"] = rows.clone()
         self._tell(event="round", round=state.round)
+        if state.round % self._snapshot_every == 0 and state.round < self.training.rounds:
+            self._keep_weights()
         if state.round % self.training.cadence == 0 or state.round == self.training.rounds:
             self._evaluate()
             self._save()
@@ -165,8 +167,8 @@ class Run:
             tenth = state.round - max(1, self.training.rounds // 10)
             before = [w for t, w in self.snapshots if t <= tenth]
             line["settled"] = graph.settled(W, graph.among(names, everyone, before[-1]) if before else None)
-            if state.round in (0, self.training.rounds) or state.round % self._snapshot_every == 0:
-                self.snapshots.append((state.round, graph.among(everyone, names, W)))
+            if state.round in (0, self.training.rounds):
+                self._keep_weights()
         line["clients"] = dict(zip(self.federation.names, measured, strict=True))
         self.history.append(line)
         if self.folder is not None:
@@ -183,11 +185,14 @@ class Run:
     def _on_simplex(self) -> bool:
         return isinstance(self.method, CoBo) and self.method.domain == "simplex"
 
+    def _keep_weights(self) -> None:
+        """A snapshot of W; they are cheap, so there are more of them than evaluations."""
+        if self.weights is not None:
+            self.snapshots.append((self.state.round, self.weights))
+
     @property
     def _snapshot_every(self) -> int:
-        """W is kept at evaluations, but about 200 times at most."""
-        cadence = self.training.cadence
-        return cadence * -(-(self.training.rounds // cadence) // MOST_SNAPSHOTS or 1)
+        return -(-self.training.rounds // MOST_SNAPSHOTS)
 
     def _seconds(self) -> float:
         return self._seconds_before + time.monotonic() - self._begun

@@ -1,0 +1,190 @@
+"""The figures of a comparison: scores against rounds and against gradients computed, and W as it was learned.
+
+They show what is finished. Shapes: s snapshots, n clients.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cobo.collaboration import graph
+from cobo.report import figures
+from cobo.report.milestones import present_at
+from cobo.report.summary import Results, read_runs, read_snapshots
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+GRAPHS = ("cobo", "ifca", "fc")  # methods that find out who belongs together
+STAGES = (0.0, 0.0075, 0.025, 0.125, 0.5, 1.0)  # of the rounds; the paper's figure of W has these
+NAMES = {"accuracy": "accuracy, %", "loss": "loss"}
+
+
+class Curve(NamedTuple):
+    """A score over time: mean and standard deviation over seeds (None with one)."""
+
+    rounds: list[int]
+    gradients: list[float]
+    mean: NDArray[np.float64]
+    std: NDArray[np.float64] | None
+
+
+class Graphs(NamedTuple):
+    """W at some rounds [s, n, n] as one run recorded it, not a number where somebody was not there; the true groups."""
+
+    rounds: list[int]
+    weights: list[NDArray[np.float32]]
+    groups: list[str | int | None]
+
+
+def draw(folder: Path, results: Results) -> None:
+    """FOLDER/figures: those for which there is something to show."""
+    runs = read_runs(folder)
+    drawn: dict[str, Figure] = {}
+    for score in NAMES:
+        found = {method: curve(seeds, score) for method, seeds in runs.items() if len(_points(seeds, score)) > 1}
+        if found:
+            target = results["target_accuracy"] if score == "accuracy" else None
+            drawn["accuracy"] = curves(found, score, "rounds", target)
+            drawn["gradients"] = curves(found, score, "gradients", target)
+            break
+    learned = {}
+    for method in GRAPHS:
+        for run in list(runs.get(method, {}).values())[:1]:
+            snapshots = read_snapshots(run)
+            if snapshots:
+                learned[method] = _graphs(run, snapshots)
+    if learned:
+        drawn["weights"] = weights(learned)
+    (folder / "figures").mkdir(exist_ok=True)
+    for name, figure in drawn.items():
+        figures.save(figure, folder / "figures", name)
+
+
+def curve(seeds: Mapping[int, dict[str, Any]], score: str) -> Curve:
+    """The score of a method over the evaluations that all seeds have."""
+    points = _points(seeds, score)
+    lines = list(points.values())
+    mean = np.array([fmean(x[score] for x in at) for at in lines])
+    std = np.array([stdev(x[score] for x in at) for at in lines]) if len(seeds) > 1 else None
+    return Curve(list(points), [fmean(x["gradients"] for x in at) for at in lines], mean, std)
+
+
+def _points(seeds: Mapping[int, dict[str, Any]], score: str) -> dict[int, list[dict[str, Any]]]:
+    """By round: the lines of all seeds, where each has a score."""
+    histories = [{x["round"]: x for x in run["history"] if x.get(score) is not None} for run in seeds.values()]
+    common = set.intersection(*(set(history) for history in histories))
+    return {round: [history[round] for history in histories] for round in sorted(common)}
+
+
+def curves(found: Mapping[str, Curve], score: str, against: str, target: float | None) -> "Figure":
+    """A line per method, with a band of one standard deviation over seeds; beside it the same, nearer to the best."""
+    near = _near_the_best(found) if score == "accuracy" else None
+    figure, axes = figures.new(6.4 if near is None else 9.6, 3.8, 1 if near is None else 2)
+    for ax, widest in zip(axes, (np.inf, 0.5 * (near[1] - near[0]) if near else np.inf), strict=False):
+        for method, line in found.items():
+            _line(ax, method, line, score, against, widest)
+        if target is not None:
+            ax.axhline(target, color=figures.GREY, linewidth=0.9, linestyle="--", label=f"target {target:g}")
+        ax.set_xlabel("rounds" if against == "rounds" else "gradients computed")
+        if against == "gradients":
+            ax.set_xscale("log")
+        if score == "loss" and all((line.mean > 0).all() for line in found.values()):
+            ax.set_yscale("log")
+    axes[0].set_ylabel(NAMES[score])
+    if near is not None:
+        axes[1].set_ylim(near)
+    handles, labels = axes[0].get_legend_handles_labels()
+    title = f"{score} in the end"
+    figure.legend(handles, labels, loc="outside right upper", frameon=False, title=title, alignment="left")
+    return figure
+
+
+def _line(ax: "Axes", method: str, line: Curve, score: str, against: str, widest: float) -> None:
+    """The line of a method; its band where that is not so wide that it would hide the others."""
+    x = np.array(line.rounds if against == "rounds" else line.gradients)
+    shown = slice(None) if against == "rounds" else x > 0  # which a log scale can show
+    look = method_look(method)
+    ax.plot(x[shown], line.mean[shown], label=f"{method} {_brief(line.mean[-1], score)}", **look)
+    if line.std is not None:
+        low, high = (line.mean - line.std)[shown], (line.mean + line.std)[shown]
+        narrow = line.std[shown] < widest
+        ax.fill_between(x[shown], low, high, where=narrow, color=look["color"], alpha=0.18, linewidth=0)
+
+
+def _near_the_best(found: Mapping[str, Curve]) -> tuple[float, float] | None:
+    """The range of accuracies in which the better methods end, if much of the whole lies outside it."""
+    everything = np.concatenate([line.mean for line in found.values()])
+    ends = [line.mean[-1] for line in found.values()]
+    low = min(end for end in ends if end >= max(ends) - 10) - 2
+    high = everything.max() + 1
+    return (low, high) if high - low < 0.5 * np.ptp(everything) else None
+
+
+def method_look(method: str) -> dict[str, Any]:
+    """How a method's line looks, everywhere."""
+    return {
+        "color": figures.METHOD_COLOURS.get(method, figures.OTHER),
+        "linestyle": "--" if method == "oracle" else "-",
+        "linewidth": 2.2 if method == "cobo" else 1.4,
+        "zorder": 3 if method == "cobo" else 2,
+    }
+
+
+def _brief(value: float, score: str) -> str:
+    return f"{value:.1f}" if score == "accuracy" else f"{value:.3g}"
+
+
+def _graphs(run: dict[str, Any], snapshots: Sequence[tuple[int, NDArray[np.float32]]]) -> Graphs:
+    """Clients ordered by their true group, where it is known."""
+    groups, names = run["true_groups"], run["names"]
+    order = sorted(range(len(names)), key=lambda k: _first(groups, k))
+    masked = []
+    for round, W in snapshots:
+        here = np.isin(names, present_at(run, round))
+        seen = np.where(np.outer(here, here) & ~np.eye(len(names), dtype=bool), W, np.nan)
+        masked.append(seen[np.ix_(order, order)])
+    return Graphs([round for round, _ in snapshots], masked, [groups[k] for k in order])
+
+
+def _first(groups: Sequence[str | int | None], k: int) -> int:
+    """Where a client's group is first met; those of which no group is known stay where they are."""
+    return k if groups[k] is None else groups.index(groups[k])
+
+
+def weights(learned: Mapping[str, Graphs]) -> "Figure":
+    """A row per method, a column per stage of training, and last what an oracle knows."""
+    first = next(iter(learned.values()))
+    common = sorted(set.intersection(*(set(found.rounds) for found in learned.values())))
+    wanted = (min(common, key=lambda r: abs(r - share * common[-1])) for share in STAGES)
+    rounds = list(dict.fromkeys(wanted))
+    known = None not in first.groups
+    columns = len(rounds) + known
+    figure, axes = figures.new(1.25 * columns + 1.0, 1.3 * len(learned) + 0.4, columns, len(learned))
+    for row, (method, found) in enumerate(learned.items()):
+        cells = axes[row * columns : (row + 1) * columns]
+        at = dict(zip(found.rounds, found.weights, strict=True))
+        images = [_cell(cell, at[round]) for cell, round in zip(cells, rounds, strict=False)]
+        if known:
+            truth = graph.oracle(found.groups)
+            np.fill_diagonal(truth, np.nan)
+            _cell(cells[-1], truth)
+        cells[0].set_ylabel(method, fontsize=10)
+    for cell, head in zip(axes, [f"round {r:,}" for r in rounds] + ["oracle"] * known, strict=False):
+        cell.set_title(head, fontsize=9)
+    bar = figure.colorbar(images[0], ax=list(axes), shrink=0.8 if len(learned) == 1 else 0.5, pad=0.02)
+    bar.set_label("$w_{ij}$")
+    bar.outline.set_visible(False)
+    return figure
+
+
+def _cell(ax: "Axes", W: Any) -> Any:
+    ax.set(xticks=[], yticks=[], facecolor="#E3E3E3")
+    ax.grid(visible=False)
+    ax.spines[:].set_visible(False)
+    return ax.imshow(W, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")

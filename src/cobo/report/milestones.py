@@ -1,0 +1,45 @@
+"""When a run first got somewhere: to an accuracy, or to the right groups."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cobo.collaboration import graph
+
+Snapshots = Sequence[tuple[int, NDArray[np.float32]]]
+
+
+def until(run: dict[str, Any], target: float | None, what: str) -> float | None:
+    """The round, the gradients computed or the simulated time at the first evaluation with this accuracy."""
+    if target is None:
+        return None
+    return next((x.get(what) for x in run["history"] if (x.get("accuracy") or -1) >= target), None)
+
+
+def groups_right_from(run: dict[str, Any], snapshots: Snapshots) -> int | None:
+    """The first recorded round from which on W has the true groups in every snapshot; None if not in the last."""
+    first = None
+    for round, W in reversed(snapshots):
+        if not _right(run, round, W):
+            break
+        first = round
+    return first
+
+
+def _right(run: dict[str, Any], round: int, W: NDArray[np.float32]) -> bool:
+    names, groups = run["names"], dict(zip(run["names"], run["true_groups"], strict=True))
+    here = present_at(run, round)
+    relative = run["method"].get("domain") == "simplex"
+    return graph.has_groups(graph.among(here, names, W), [groups[name] for name in here], relative=relative)
+
+
+def present_at(run: dict[str, Any], round: int) -> list[str]:
+    """Who was there when a snapshot was taken; who joins or leaves in a round does so after that."""
+    present = set(run.get("present", run["names"]))
+    for change in reversed(run.get("changes", [])):
+        if change["round"] >= round:
+            present -= set(change.get("joined", ()))
+            present |= set(change.get("left", ()))
+    return [name for name in run["names"] if name in present]

@@ -1,0 +1,169 @@
+"""What a variation found: a table of values times methods, and accuracy against the value."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.table import Table
+
+from cobo.experiments.vary import Variation
+from cobo.methods import METHODS
+from cobo.report import figures, table
+from cobo.report.comparison import NAMES, method_look
+from cobo.report.summary import Results, environment, read_runs, read_unfinished, summarise_runs
+from cobo.training.checkpoint import write_atomic
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Spread = dict[str, Any] | None  # mean and standard deviation over seeds
+
+COLUMNS = ("method", "accuracy %", "loss", "improved %", "recovery %", "gradients", "groups", "s")
+PICKED = [table.COLUMNS.index(column) for column in COLUMNS]
+
+
+def summarise(variation: Variation) -> Results:
+    """What results.json says: for each value the results of a comparison, with the runs that all values share."""
+    values = []
+    finished = {value.folder: read_runs(value.folder) for value in variation.values}
+    ordered = [method for method in METHODS if method in variation.methods]
+    for value in variation.values:
+        found = {method: finished[variation.home(value, method).folder].get(method) for method in ordered}
+        runs = {method: seeds for method, seeds in found.items() if seeds}
+        if runs:
+            unfinished = read_unfinished(value.folder)
+            target = value.experiment.target_accuracy
+            results = summarise_runs(runs, unfinished, value.experiment.experiment, target)
+            common = ("experiment", "environment")
+            own = {key: found for key, found in results.items() if key not in common}
+            values.append({"value": value.value, "text": value.text, "folder": value.folder.name, **own})
+    return {
+        "experiment": variation.values[0].experiment.experiment,
+        "varied": variation.key,
+        "shared": variation.shared,
+        "environment": environment(),
+        "values": values,
+    }
+
+
+def write(folder: Path, results: Results) -> None:
+    """results.json and the table in every form."""
+    heads, key = (results["varied"], *COLUMNS), results["varied"]
+    about = [title(results), notes(results)]
+    body = [(at["text"], *row) for at in results["values"] for row in _rows(at)]
+    numbers = [(at["text"], *row) for at in results["values"] for row in table.csv_rows(at)]
+    cells = [[table.escaped(cell) for cell in row] for row in body]
+    markdown = f"{about[0]}\n\n{table.markdown_table(heads, body)}\n{about[1]}\n"
+    write_atomic(folder / "table.md", markdown.encode())
+    write_atomic(folder / "table.csv", table.csv_table((key, *table.CSV_COLUMNS), numbers).encode())
+    write_atomic(folder / "table.tex", table.latex_table(heads, cells, about, words=2).encode())
+    write_atomic(folder / "results.json", json.dumps(results, indent=1).encode())
+
+
+def terminal(results: Results) -> Table:
+    """For 80 columns; a value is named once."""
+    found = Table(
+        title=title(results), title_justify="left", caption=notes(results), caption_justify="left", box=None,
+        padding=(0, 0, 0, 1), pad_edge=False,
+    )  # fmt: skip
+    heads = ("method", "accuracy\n%", "loss", "impr.\n%", "recov.\n%", "grad.\nk", "ARI", "s")
+    found.add_column(results["varied"].rpartition(".")[2], overflow="fold", max_width=20)
+    for k, head in enumerate(heads):
+        found.add_column(head, justify="left" if k == 0 else "right", no_wrap=True)
+    for at in results["values"]:
+        for k, (row, m) in enumerate(zip(_rows(at), at["methods"].values(), strict=True)):
+            brief = [text.partition(" ±")[0] for text in row]
+            brief[1], brief[5], brief[-1] = row[1], f"{m['gradients'] / 1000:.1f}", f"{m['seconds']:.0f}"
+            found.add_row(at["text"] if k == 0 else "", *brief)
+    return found
+
+
+def title(results: Results) -> str:
+    rounds, seeds = {at["rounds"] for at in results["values"]}, {len(at["seeds"]) for at in results["values"]}
+    return f"{results['experiment']}: {results['varied']}, {_span(rounds, 'round')}, {_span(seeds, 'seed')}"
+
+
+def notes(results: Results) -> str:
+    said = []
+    if results["shared"]:
+        said.append(f"Run once, as {results['varied']} is no setting of theirs: {', '.join(results['shared'])}.")
+    if any(m["seeds"] != at["seeds"] for at in results["values"] for m in at["methods"].values()):
+        said.append("* fewer seeds.")
+    missing = [f"{at['text']} {run}" for at in results["values"] for run in at["unfinished"]]
+    said += [f"Begun but not finished: {', '.join(missing)}."] if missing else []
+    return " ".join(said)
+
+
+def draw(folder: Path, results: Results) -> None:
+    """FOLDER/figures/vary: accuracy, or else loss, against the value."""
+    for score in NAMES:
+        if any(m[score] for at in results["values"] for m in at["methods"].values()):
+            (folder / "figures").mkdir(exist_ok=True)
+            figures.save(figure(results, score), folder / "figures", "vary")
+            break
+
+
+def figure(results: Results, score: str) -> "Figure":
+    """A line per method over values that are numbers, else dots side by side; bars are one standard deviation.
+
+    A method that was run once for all values is a level line.
+    """
+    drawn, (ax,) = figures.new(6.4, 3.8)
+    values = results["values"]
+    numbers = all(isinstance(at["value"], int | float) and not isinstance(at["value"], bool) for at in values)
+    places = np.array([at["value"] for at in values], dtype=float) if numbers else np.arange(len(values), dtype=float)
+    methods = list(dict.fromkeys(method for at in values for method in at["methods"]))
+    handles: dict[str, Any] = {}
+    varied = [method for method in methods if method not in results["shared"]]
+    for method in methods:
+        spreads = [at["methods"].get(method, {}).get(score) for at in values]
+        if method in results["shared"]:
+            handles[method] = _level(ax, method, next((spread for spread in spreads if spread), None))
+        else:
+            aside = 0.0 if numbers else 0.12 * (varied.index(method) - (len(varied) - 1) / 2)
+            handles[method] = _points(ax, method, places + aside, spreads, joined=numbers)
+    if numbers and places.min() > 0 and places.max() >= 20 * places.min():
+        ax.set_xscale("log")
+        ax.minorticks_off()
+    ax.set_xticks(places, [at["text"] for at in values])
+    if not numbers:
+        ax.set_xlim(-0.5, len(values) - 0.5)
+        ax.grid(visible=False, axis="x")
+    ax.set(xlabel=results["varied"], ylabel=NAMES[score])
+    shown = {method: handle for method, handle in handles.items() if handle is not None}
+    drawn.legend(list(shown.values()), list(shown), loc="outside right upper", frameon=False)
+    return drawn
+
+
+def _level(ax: "Axes", method: str, spread: Spread) -> Any:
+    if spread is None:
+        return None
+    look = method_look(method)
+    if spread["std"] is not None:
+        low, high = spread["mean"] - spread["std"], spread["mean"] + spread["std"]
+        ax.axhspan(low, high, color=look["color"], alpha=0.12, linewidth=0)
+    return ax.axhline(spread["mean"], **look)
+
+
+def _points(ax: "Axes", method: str, places: Any, spreads: list[Spread], *, joined: bool) -> Any:
+    known = [(x, spread) for x, spread in zip(places, spreads, strict=True) if spread is not None]
+    if not known:
+        return None
+    look = method_look(method) | ({} if joined else {"linestyle": ""})
+    deviations = [spread["std"] for _, spread in known]
+    return ax.errorbar(
+        [x for x, _ in known], [spread["mean"] for _, spread in known],
+        yerr=None if None in deviations else deviations,
+        marker="o", markersize=5, capsize=3, elinewidth=1.2, **look,
+    )  # fmt: skip
+
+
+def _rows(at: Results) -> list[list[str]]:
+    return [[row[k] for k in PICKED] for row in table.rows(at)]
+
+
+def _span(counts: set[int], what: str) -> str:
+    low, high = min(counts), max(counts)
+    return (f"{low}" if low == high else f"{low} to {high}") + f" {what}{'s' * (high > 1)}"

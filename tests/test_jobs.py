@@ -1,0 +1,166 @@
+"""Runs side by side: the same results, whatever ends them, and nothing left that `--resume` cannot finish."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from test_cli import run, start
+from test_compare import Silent, plain_results, tiny
+
+from cobo.errors import CheckpointError, ConfigError, RunError
+from cobo.experiments.job import Job
+from cobo.experiments.runner import compare, run_all
+from cobo.experiments.side_by_side import environment
+from cobo.report import summary
+from cobo.training.lock import only_one
+
+
+def numbers(folder: Path) -> dict:
+    """What the runs in a folder say, without the wall clock."""
+    methods = summary.summarise(folder, "digits", 20.0)["methods"]
+    return {name: {k: v for k, v in m.items() if k != "seconds"} for name, m in methods.items()}
+
+
+@pytest.mark.slow
+def test_side_by_side_gives_the_same_results_and_events_as_in_turn(tmp_path):
+    one, two, again = Silent(), Silent(), Silent()
+    for watch, at_once in ((one, 1), (two, 2)):
+        folder = tmp_path / str(at_once)
+        compare(tiny(), ["local", "cobo", "oracle"], [0], folder, resume=False, watch=watch, at_once=at_once)
+    assert numbers(tmp_path / "1") == numbers(tmp_path / "2")
+    assert two.begun == one.begun
+    assert two.ended == one.ended == 3
+    told = [sorted((e["event"], e["round"]) for e in w.events if e["event"] != "round") for w in (one, two)]
+    assert told[0] == told[1]
+    compare(tiny(), ["local", "cobo", "ditto"], [0], tmp_path / "2", resume=True, watch=again, at_once=2)
+    assert (again.skipped, again.begun) == (2, ["ditto seed 0"])
+
+
+@pytest.mark.slow
+def test_a_run_that_diverges_side_by_side_is_named_at_the_end_and_the_others_are_in_the_table(tmp_path):
+    code, out, err = run(
+        "compare", "digits", "--rounds", "6", "--set", "samples=20", "--methods", "fedavg,local,oracle", "--jobs", "2",
+        "--set", "fedavg.lr=1e30", "--out", str(tmp_path),
+    )  # fmt: skip
+    assert code == 1
+    assert "fedavg seed 0 failed: round" in err.splitlines()[-1]
+    assert err.splitlines()[-1].endswith(f"(what was written before stays in {tmp_path})")
+    assert [line[:5] for line in err.splitlines()[-4:-1]] == ["[1/3]", "[2/3]", "[3/3]"]
+    assert out.count("method") == 1  # one table, not one for each run
+    assert list(json.loads((tmp_path / "results.json").read_text())["methods"]) == ["local", "oracle"]
+
+
+@pytest.mark.slow
+def test_a_run_whose_folder_is_taken_ends_the_others_with_their_checkpoints(tmp_path):
+    experiment = tiny("rounds=100000", "evaluate_every=5")
+    place = tmp_path / "local" / "seed-0"
+    place.mkdir(parents=True)
+    with only_one(place), pytest.raises(ConfigError, match="another process is at work") as caught:
+        compare(experiment, ["ditto", "local"], [0], tmp_path, resume=True, watch=Silent(), at_once=2)
+    assert "\n" not in str(caught.value)
+    for path in tmp_path.glob("ditto/seed-0/events.jsonl"):  # if it came to its first round
+        assert json.loads(path.read_text().splitlines()[-1])["event"] == "interrupted"
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_costs_its_own_run_only(tmp_path):
+    class Killer(Silent):
+        killed = False
+
+        def __call__(self, event):
+            if event["event"] == "started" and event["method"] == "fc" and not self.killed:
+                self.killed = True
+                for child in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split():
+                    os.kill(int(child), signal.SIGKILL)
+
+    jobs = [Job(tiny(), m, 0, tmp_path, m) for m in ("fc", "local")]
+    with pytest.raises(RunError, match=r"^fc failed: its process ended with signal 9$"):
+        run_all(jobs[:1], resume=True, watch=Killer(), at_once=2)
+    run_all(jobs, resume=True, watch=Silent(), at_once=2)
+    assert set(numbers(tmp_path)) == {"fc", "local"}
+
+
+STOPPED = (
+    "compare", "digits", "--rounds", "300", "--set", "evaluate_every=10", "--methods", "ditto,cobo,local", "--jobs", "2"
+)  # fmt: skip
+
+
+def started(folder: Path, *more: str, **options):
+    """A comparison of which two runs are on their way."""
+    process = start(*STOPPED, "--out", str(folder), *more, **options)
+    deadline = time.monotonic() + 120
+    while len(list(folder.glob("*/seed-0/checkpoint/round-*"))) < 4 and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return process
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whom", ["parent", "group"])
+def test_ctrl_c_side_by_side_writes_checkpoints_and_exits_130(tmp_path, whom):
+    process = started(tmp_path, start_new_session=True)
+    if whom == "parent":
+        process.send_signal(signal.SIGINT)
+    else:
+        os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.splitlines()[-1].startswith("cobo: stopped by the user; go on with the same command and --resume")
+    assert "Traceback" not in err
+    for method in ("ditto", "cobo"):
+        events = (tmp_path / method / "seed-0" / "events.jsonl").read_text().splitlines()
+        assert json.loads(events[-1])["event"] == "interrupted"
+        assert json.loads(events[-2])["event"] == "checkpoint"
+    assert not (tmp_path / "local").exists()
+
+
+@pytest.mark.slow
+def test_kill_9_of_the_parent_ends_its_children_and_resume_gives_the_same_results(tmp_path):
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    process = started(killed)
+    process.kill()
+    process.communicate()
+    deadline = time.monotonic() + 30
+    for method in ("ditto", "cobo"):
+        while True:  # until its process is gone
+            try:
+                with only_one(killed / method / "seed-0"):
+                    break
+            except CheckpointError:
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+    assert not list(killed.glob("*/seed-0/result.json"))
+    code, _, err = run(*STOPPED, "--out", str(killed), "--resume")
+    assert code == 0, err
+    assert run(*STOPPED[:-2], "--out", str(whole))[0] == 0
+    assert plain_results(killed) == plain_results(whole)
+
+
+def test_each_place_has_a_gpu_of_its_own(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert [environment("cuda", k)["CUDA_VISIBLE_DEVICES"] for k in range(3)] == ["0", "1", "0"]
+    assert "CUDA_VISIBLE_DEVICES" not in environment("cpu", 0)
+    assert "CUDA_VISIBLE_DEVICES" not in environment("cuda:1", 0)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    assert [environment("cuda", k)["CUDA_VISIBLE_DEVICES"] for k in range(3)] == ["5", "7", "5"]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert environment("cuda", 3)["CUDA_VISIBLE_DEVICES"] == "5,7"
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_what_cannot_work_is_refused_before_anything_runs(tmp_path, at_once):
+    watch = Silent()
+    bad = tiny("cobo.mixing=explicit", "cobo.rho=1000")
+    with pytest.raises(ConfigError, match="needs rho <"):
+        compare(bad, ["local", "cobo"], [0], tmp_path / "a", resume=False, watch=watch, at_once=at_once)
+    (tmp_path / "b" / "cobo" / "seed-1").mkdir(parents=True)
+    (tmp_path / "b" / "cobo" / "seed-1" / "metrics.jsonl").touch()
+    with pytest.raises(CheckpointError, match="seed-1 already holds a run"):
+        compare(tiny(), ["local", "cobo"], [0, 1], tmp_path / "b", resume=False, watch=watch, at_once=at_once)
+    assert watch.begun == []
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["metrics.jsonl"]
