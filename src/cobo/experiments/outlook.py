@@ -49,8 +49,8 @@ def outlook(
     if time > WORTH_SAYING:
         lines.append(
             f"{experiment.experiment}, {what}: {len(federation)} clients x {federation.blueprint.size:,} parameters, "
-            f"about {needed / 1e9:.1f} GB; one gradient takes {speed.gradient:.2g} s here: {rounds:,} rounds about "
-            f"{in_words(time)}"
+            f"about {needed / 1e9:.1f} GB; one gradient takes {speed.gradient:.2g} s here: "
+            f"{rounds:,} round{'s' * (rounds > 1)} about {in_words(time)}"
         )
     there = at_hand(federation.device)
     if there is not None and needed > there:

@@ -12,6 +12,8 @@ from cobo.federation.samples import Samples, TensorSamples
 from cobo.methods import Method
 from cobo.training.settings import Training
 
+PROGRAM = 300_000_000  # bytes of Python, torch and what else is loaded
+
 
 class Pace(NamedTuple):
     """How long one gradient on a batch, and the evaluation of one test sample, take here, in seconds."""
@@ -54,6 +56,7 @@ def memory(federation: Federation, method: Method, training: Training) -> int:
     """Bytes on the device: models and their gradients, what the optimiser remembers, activations, samples.
 
     A round, or at the end the models that are handed out, take one more row for every client. Checkpoints take none.
+    Activations count twice, for what lies between layers on the way back. Measured beside it in docs/images.md.
     """
     blueprint = federation.blueprint
     remembered = 2 if training.optimizer == "adamw" else int(training.momentum > 0)
@@ -61,9 +64,9 @@ def memory(federation: Federation, method: Method, training: Training) -> int:
     if federation.chosen.executor.name == "looped":
         rows += 2 * federation.models_at_once
     samples = _bytes([client.train for client in federation.clients])  # all of them, behind one index
-    if federation.device.type == "cpu":  # the clients' own are there, too
-        samples += samples + _bytes([client.test for client in federation.clients])
-    return rows * blueprint.size * blueprint.start.element_size() + federation.activations() + samples
+    if federation.device.type == "cpu":  # the clients' own are there, too, and the program
+        samples += samples + _bytes([client.test for client in federation.clients]) + PROGRAM
+    return rows * blueprint.size * blueprint.start.element_size() + 2 * federation.activations() + samples
 
 
 def _bytes(samples: Sequence[Samples | None]) -> int:
