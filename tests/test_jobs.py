@@ -92,7 +92,7 @@ STOPPED = (
 def started(folder: Path, *more: str, **options):
     """A comparison of which two runs are on their way."""
     process = start(*STOPPED, "--out", str(folder), *more, **options)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while len(list(folder.glob("*/seed-0/checkpoint/round-*"))) < 4 and process.poll() is None:
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -124,7 +124,7 @@ def test_kill_9_of_the_parent_ends_its_children_and_resume_gives_the_same_result
     process = started(killed)
     process.kill()
     process.communicate()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     for method in ("ditto", "cobo"):
         while True:  # until its process is gone
             try:

@@ -187,7 +187,7 @@ COMMAND = ("vary", "digits", "cobo.gamma=0.01,0.1", "--methods", "cobo,local", "
 def test_a_variation_from_the_command_line_stopped_and_gone_on_with(tmp_path):
     folder = tmp_path / "v"
     process = start(*COMMAND, "--out", str(folder), start_new_session=True)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not list(folder.glob("*/cobo/seed-0/checkpoint/round-*")) and process.poll() is None:
         assert time.monotonic() < deadline
         time.sleep(0.05)
