@@ -440,25 +440,33 @@ def test_a_search_gives_nobody_a_head_start_and_can_be_lengthened():
 def test_an_experiment_may_have_ranges_of_its_own_for_the_search():
     experiment = load_experiment("cross-silo-small", EXPERIMENTS)
     found = search.points(experiment, "cobo", 30)
-    assert all(set(p) == {"lr", "rho"} and 0.01 <= p["lr"] <= 0.2 and 1 <= p["rho"] <= 10 for p in found)
-    assert set(experiment.search) == set(METHODS)
+    assert all(set(p) == {"lr", "rho", "gamma"} and 0.003 <= p["lr"] <= 0.3 for p in found)  # all else is as usual
+    assert min(p["gamma"] for p in found) >= 0.3
+    assert 1 < max(p["gamma"] for p in found) <= 10
+    assert {p["compare"] for p in search.points(experiment, "ifca", 30)} == {"batch"}
+    usual = load_experiment("cross-silo-small", EXPERIMENTS, ["search={}"])
+    assert {p["compare"] for p in search.points(usual, "ifca", 30)} == {"batch", "all"}
+    assert search.points(experiment, "ditto", 9) == search.points(usual, "ditto", 9)
     again = tomllib.loads(tomli_w.dumps(experiment.plain()))
-    assert again["search"]["cobo"] == {"lr": [0.01, 0.2], "rho": [1.0, 10.0]}
+    assert again["search"]["cobo"] == {"gamma": {"low": 0.3, "high": 10.0}}
     assert "search" not in tiny().plain()
 
 
 @pytest.mark.parametrize(
     ("ranges", "words"),
     [
-        ({"magic": {"lr": (0.1, 1)}}, "'magic' is none"),
-        ({"cobo": {"depth": (0.1, 1)}}, "depth is not"),
-        ({"cobo": {"rho": (1, 0.1)}}, "rho is not"),
-        ({"cobo": {"rho": (0, 1)}}, "rho is not"),
+        ({"magic": {"lr": [0.1, 1]}}, "'magic' is none"),
+        ({"cobo": {"depth": [0.1, 1]}}, "cobo has no depth"),
+        ({"cobo": {"rounds": [10, 20]}}, "cobo has no rounds"),
+        ({"cobo": {"rho": {"low": 1, "high": 0.1}}}, "cobo.rho is not"),
+        ({"cobo": {"rho": {"low": 0, "high": 1}}}, "cobo.rho is not"),
+        ({"cobo": {"ask": {"low": 1, "high": 8}}}, "cobo.ask is not"),
     ],
 )
 def test_wrong_ranges_are_refused(ranges, words):
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=words) as caught:
         tiny().replace(search=ranges)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_setting_of_training_reaches_every_method_also_those_with_their_own():

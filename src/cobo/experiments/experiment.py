@@ -12,14 +12,20 @@ from pydantic import Field, field_validator
 from torch import nn
 
 from cobo.compute.task import Loss
+from cobo.config import Settings
 from cobo.errors import ConfigError
 from cobo.federation import Client
 from cobo.methods import METHODS, Method
 from cobo.training.settings import OWN, Training
 
-Range = tuple[float, float]
-
 TABLES = ("roster", "clocks")  # settings that have settings
+
+
+class Range(Settings):
+    """Between which values to search, on a log scale."""
+
+    low: float
+    high: float
 
 
 class Parts(NamedTuple):
@@ -45,17 +51,20 @@ class Experiment(Training):
     without: tuple[str, ...] = ()  # clients who take no part
     leave_out: tuple[str, ...] = ()  # methods that run only when they are named, as they cost much more than the others
     methods: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    search: dict[str, dict[str, Range]] = Field(default_factory=dict)  # where `cobo tune` looks, by method
+    search: dict[str, dict[str, Range | list[Any]]] = Field(default_factory=dict)  # where `cobo tune` looks, by method
 
     @field_validator("search")
     @classmethod
-    def _can_be_searched(cls, search: dict[str, dict[str, Range]]) -> dict[str, dict[str, Range]]:
+    def _can_be_searched(cls, search: dict[str, dict[str, Range | list[Any]]]) -> dict[str, dict[str, Any]]:
         for method, ranges in search.items():
             if method not in METHODS:
                 raise ValueError(f"tables of methods, of which {method!r} is none: {', '.join(METHODS)}")
-            for name, (low, high) in ranges.items():
-                if not 0 < low < high or name not in {*METHODS[method].model_fields, *OWN}:
-                    raise ValueError(f"a range [low, high] above 0 for a setting of {method}; {name} is not")
+            for name, values in ranges.items():
+                field = {**Training.model_fields, **METHODS[method].model_fields}.get(name)
+                if field is None or name in set(Training.model_fields) - set(OWN):
+                    raise ValueError(f"tables of settings, of which {method} has no {name}")
+                if isinstance(values, Range) and not (field.annotation is float and 0 < values.low < values.high):
+                    raise ValueError(f"lists or, for numbers above 0, {{low, high}}; {method}.{name} is not")
         return search
 
     @field_validator("leave_out")

@@ -20,7 +20,7 @@ import torch
 from cobo import draws
 from cobo.compute.task import Task
 from cobo.errors import CheckpointError, ConfigError, RunError
-from cobo.experiments.experiment import Experiment
+from cobo.experiments.experiment import Experiment, Range
 from cobo.experiments.job import Watcher
 from cobo.experiments.runner import Claim
 from cobo.federation import Federation
@@ -119,9 +119,10 @@ def finished(folder: Path, method: str, trials: int, seeds: int) -> list[Trial]:
 
 
 def _ranges(experiment: Experiment, method: str) -> dict[str, Any]:
-    """Where to look: the experiment's own table for a method or, without one, the usual ranges."""
+    """Where to look: the usual ranges, but for those that the experiment has of its own."""
     usual = {"lr": (experiment.lr / LR_FACTOR, experiment.lr * LR_FACTOR), **METHODS[method].search}
-    return dict(experiment.search.get(method, usual))
+    own = experiment.search.get(method, {})
+    return {**usual, **{k: (v.low, v.high) if isinstance(v, Range) else v for k, v in own.items()}}
 
 
 def _federation(experiment: Experiment) -> Federation:
