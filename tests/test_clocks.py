@@ -605,3 +605,17 @@ def test_runs_under_other_clocks_need_another_folder_and_are_told_why(tmp_path):
     other = load_experiment("digits", EXPERIMENTS, [*changes, "clocks.blocking=false"])
     with pytest.raises(CheckpointError, match=r"holds runs with clocks\.blocking = True, not False"):
         run(other, "cobo", 0, tmp_path, resume=True)
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_a_question_of_several_batches_takes_as_long_as_so_many_gradients(blocking):
+    clients = [blobs(name, seed=k, samples=40) for k, name in enumerate(NAMES)]
+    times = {}
+    for ask in (1, 5, "all"):
+        result = cobo.fit(
+            clients, model=lambda: nn.Linear(2, 2), method=cobo.CoBo(sampling="every", ask=ask), rounds=10,
+            batch_size=4, clocks={"count": "gradients", "blocking": blocking},
+        )  # fmt: skip
+        times[ask] = result.history[-1]["time"]
+    others = len(NAMES) - 1
+    assert times == {1: 10 * (1 + others), 5: 10 * (1 + 5 * others), "all": 10 * (1 + 10 * others)}

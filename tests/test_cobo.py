@@ -310,8 +310,8 @@ def test_pair_gradients_can_be_taken_over_all_samples():
     assert torch.allclose(whole.products.inner, exact.inner)
     assert not torch.allclose(federation.products(state.X, pairs, 3).inner, exact.inner)
     assert torch.equal(whole.rows, federation.gradients(state.X, round=3).rows)
-    assert federation.work.tolist() == [4, 4]
-    assert federation.computed == 8
+    assert federation.work.tolist() == [10 + 1 + 1 + 1] * 2  # 40 samples are ten batches of 4
+    assert federation.computed == 26
 
 
 def test_pair_gradients_of_several_batches_are_those_of_one_large_batch_and_cost_as_much():
@@ -329,9 +329,9 @@ def test_pair_gradients_of_several_batches_are_those_of_one_large_batch_and_cost
     assert exact.computed == 3 + 2 * 2  # all samples are all samples
 
 
-@pytest.mark.parametrize("ask", [0, -1, "some", 1.5])
+@pytest.mark.parametrize("ask", [0, -1, "some", 1.5, True])
 def test_ask_is_a_number_of_batches_or_all(ask):
-    with pytest.raises(ConfigError, match="ask"):
+    with pytest.raises(ConfigError, match=r"CoBo: ask = .* it should be a number of batches, 1 or more, or 'all'"):
         CoBo(ask=ask)
 
 

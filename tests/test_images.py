@@ -94,7 +94,10 @@ def test_bytes_and_numbers_are_standardised_alike():
     torch.testing.assert_close(layer(raw), layer(raw.float() / 255), rtol=1e-5, atol=1e-5)
     mean, std = (torch.tensor(v)[:, None, None] for v in (images.MEAN, images.STD))
     torch.testing.assert_close(layer(raw), (raw.float() / 255 - mean) / std, rtol=1e-5, atol=1e-5)
-    assert layer(raw.double() / 255).dtype == torch.float64
+    for dtype in (torch.float64, torch.bfloat16):  # what comes out has the type of the model, whatever goes in
+        twin = Standardise(images.MEAN, images.STD).to(dtype)
+        assert twin(raw).dtype == twin(raw.float() / 255).dtype == dtype
+    assert not list(layer.state_dict())
 
 
 def picture_clients(count: int = 3, samples: int = 12, size: int = 8) -> list[cobo.Client]:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import Point, blobs, point_client, quadratic
+from safetensors import SafetensorError
 from torch import nn
 
 import cobo
@@ -17,6 +18,7 @@ from cobo.errors import CheckpointError, ConfigError, Interrupted, RunError
 from cobo.federation import Federation
 from cobo.methods import State
 from cobo.models import mlp
+from cobo.training import checkpoint
 from cobo.training.events import TensorBoard
 
 
@@ -540,3 +542,46 @@ def test_a_short_run_keeps_its_numbers():
 
 
 PINNED = {"gradients": 524, "loss": 0.144403, "weights": [1.0, 0.0, 1.0, 0.0]}
+
+
+def twice(fields, keys):
+    return (2 * fields[0], *fields[1:])
+
+
+def thrice(fields, keys):
+    return (3 * fields[0], *fields[1:])
+
+
+def test_a_run_goes_on_only_with_the_same_augmentation_of_ones_own(tmp_path):
+    def stop(event):
+        if event["event"] == "checkpoint":
+            raise RunError("enough")
+
+    with pytest.raises(RunError, match="enough"):
+        small(out=tmp_path, augment=twice, listeners=[stop])
+    for other in (None, thrice):
+        with pytest.raises(CheckpointError, match=r"augment = .*twice"):
+            small(out=tmp_path, augment=other, resume=True)
+    small(out=tmp_path, augment=twice, resume=True)
+
+
+def test_checkpoints_have_the_rights_of_all_other_files(tmp_path):
+    small(out=tmp_path)
+    rights = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.glob("checkpoint/round-*/*")}
+    assert set(rights) == {"state.json", "state.safetensors"}
+    assert len({*rights.values(), (tmp_path / "metrics.jsonl").stat().st_mode & 0o777}) == 1
+
+
+def test_a_checkpoint_that_cannot_be_written_is_an_error_of_the_file_and_leaves_the_last_one(tmp_path, monkeypatch):
+    small(out=tmp_path, rounds=4)
+
+    def full(tensors, path):
+        raise SafetensorError("I/O error: No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        checkpoint.write(tmp_path / "checkpoint", 9, checkpoint.Checkpoint({}, {}))
+    assert caught.value.filename.endswith("state.safetensors")
+    found = checkpoint.read_latest(tmp_path / "checkpoint", pytest.fail)
+    assert found is not None
+    assert found.facts["round"] == 4

@@ -151,9 +151,9 @@ def vary(
 
 
 @app.command(hidden=True)
-def worker() -> None:
+def worker(pipe: int) -> None:
     """What `--jobs` starts: runs that are asked for on stdin."""
-    work(EXPERIMENTS)
+    work(EXPERIMENTS, pipe)
 
 
 @app.command()

@@ -121,7 +121,7 @@ def _records(content: bytes, count: int) -> tuple[Images, Labels]:
 def _pickled(content: bytes, count: int) -> tuple[Images, Labels]:
     """Images and fine labels of the Python version."""
     match read_pickled(content, most=20 * count + 1000):
-        case {"data": Array() as data, "fine_labels": [*labels]} if all(isinstance(label, int) for label in labels):
+        case {"data": Array() as data, "fine_labels": [*labels]} if all(type(label) is int for label in labels):
             if data.shape != (count, PIXELS):
                 raise ValueError(f"its array is {list(data.shape)} instead of {[count, PIXELS]}")
             return data.numbers().reshape(count, *SHAPE), labels

@@ -2,7 +2,7 @@
 
 A file of this format is a program for a small stack machine, and Python's own machine calls whatever function the
 file names. This one knows the operations that dictionaries, lists, texts, numbers and NumPy arrays of bytes take in
-protocol 2, and refuses everything else. What it makes is never much larger than the file.
+protocol 2, and refuses everything else. What it makes is at most a few times as large as the file.
 """
 
 from collections.abc import Iterator, Sequence

@@ -211,13 +211,14 @@ class NonBlocking:
         """These clients begin their next round; who has done all of its own begins a block if it owes answers."""
         self._ask(state, who)
         idle = sorted(set(range(len(self._federation))) - {c for _, c in self._queue})
+        each = self._federation.cost(self._federation.places, self._method.batches)
         for c in idle:
             gradients = int(self._rounds[c] < state.rounds)
             for question in self._questions:
                 parts = question.owed.count(c)
                 question.owed = [k for k in question.owed if k != c]
                 question.begun += [c] * parts
-                gradients += parts
+                gradients += parts * int(each[c])
             if gradients:
                 took = float(self._times.of(np.array([c]), self._blocks[[c]])[0])
                 cost = gradients if self._clocks.count == "gradients" else 1

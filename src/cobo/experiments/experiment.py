@@ -18,6 +18,7 @@ from cobo.federation import Client
 from cobo.methods import METHODS, Method
 from cobo.training.settings import OWN, Training
 
+APART = ("leave_out", "search")  # settings that no run depends on: what `all` means, and where `cobo tune` looks
 TABLES = ("roster", "clocks")  # settings that have settings
 
 

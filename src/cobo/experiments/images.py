@@ -9,6 +9,7 @@ from torch import nn
 
 from cobo import draws
 from cobo.data import Split, cifar100
+from cobo.errors import ConfigError, DataError
 from cobo.experiments.experiment import Experiment, Parts
 from cobo.federation import partition
 from cobo.federation.share import Share
@@ -36,7 +37,11 @@ class Cifar100(Experiment):
             train, test = train.divided(validation, seed)
         if self.test_fraction < 1:
             test = test.divided(self.test_fraction, 0)[1]
-        clients = partition.make_clients(self._shares(train, seed), train, test)
+        try:
+            clients = partition.make_clients(self._shares(train, seed), train, test)
+        except (ConfigError, DataError) as error:
+            few = f"fraction = {self.fraction} or test_fraction = {self.test_fraction} may be too small here"
+            raise type(error)(f"{few}: {error}") from None
         return Parts(clients, self._model, "cross_entropy")
 
     def _model(self) -> nn.Sequential:

@@ -10,7 +10,7 @@ import torch
 
 from cobo.compute.task import Task
 from cobo.errors import CheckpointError, RunError
-from cobo.experiments.experiment import Experiment
+from cobo.experiments.experiment import APART, Experiment
 from cobo.experiments.job import Job, Watcher
 from cobo.experiments.side_by_side import run_side_by_side
 from cobo.training import membership
@@ -40,7 +40,7 @@ class Claim:
             raise CheckpointError(f"{self._path} is damaged: {error}; mend it or use another --out") from None
         stored = {**experiment.usual(), **stored}  # a setting that there was not yet when the file was written
         for key in {**stored, **self._settings}:
-            if stored.get(key) == self._settings.get(key) or key == "leave_out":  # what `all` means, not what comes out
+            if stored.get(key) == self._settings.get(key) or key in APART:
                 continue
             if not (alone and key in experiment.members):
                 where, was, now = _difference(key, stored.get(key), self._settings.get(key))

@@ -57,14 +57,15 @@ class _Worker:
     def __init__(self, place: int, device: str) -> None:
         self.place = place
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115, closed when the process has ended
+        self.pipe, told = os.pipe()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "cobo", "worker"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, process_group=0,
+            [sys.executable, "-m", "cobo", "worker", str(told)],
+            stdin=subprocess.PIPE, stdout=self._errors, stderr=self._errors, process_group=0, pass_fds=[told],
             env=environment(device, place),
         )  # fmt: skip
+        os.close(told)
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._stdin, self.pipe = self._process.stdin, self._process.stdout.fileno()
+        self._stdin = self._process.stdin
         self._rest = b""
 
     def give(self, job: Job, resume: bool, heard: RunWatcher) -> None:
@@ -93,15 +94,20 @@ class _Worker:
         """Nothing more to do: its exit code, and what it said at last."""
         with suppress(BrokenPipeError):
             self._stdin.close()
+        os.close(self.pipe)
         with self._process, self._errors:
             code = self._process.wait()
             self._errors.seek(0)
-            said = self._errors.read().decode(errors="replace").strip().splitlines()
-        last = said[-1] if said else ""
+            said = self._errors.read().decode(errors="replace").strip()
+        last = said.splitlines()[-1] if said else ""
         if last.startswith("cobo: "):
             return code, last.removeprefix("cobo: ")
-        how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        return code, f"its process ended with {how}" + (f" ({last})" if last else "")
+        how = f"its process ended with signal {-code}" if code < 0 else f"its process ended with exit code {code}"
+        if not said or self.job is None or not self.job.place.is_dir():
+            return code, how
+        path = self.job.place / "stderr.txt"
+        path.write_text(said + "\n", encoding="utf-8")
+        return code, f"{how} ({last}); all that it said is in {path}"
 
 
 class _Crew:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cobo.errors import ConfigError
-from cobo.experiments.experiment import Experiment, load_experiment, read_value
+from cobo.experiments.experiment import APART, Experiment, load_experiment, read_value
 from cobo.experiments.job import Job, Watcher
 from cobo.experiments.runner import Claim, check, run_all
 
@@ -128,5 +128,5 @@ def safe(name: str) -> str:
 
 def _settings(experiment: Experiment, method: str) -> dict[str, Any]:
     """All that the runs of one method follow from."""
-    settings = experiment.plain()
+    settings = {k: v for k, v in experiment.plain().items() if k not in ("target_accuracy", *APART)}
     return {**settings, "methods": settings["methods"].get(method, {})}

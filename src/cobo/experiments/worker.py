@@ -1,11 +1,11 @@
 """A child of `compare --jobs`: runs what its parent asks for, one run after the other, and tells it all events.
 
-Asked for in JSON lines on stdin, told in JSON lines on stdout (`side_by_side`). A run that fails is told of like one
-that does not; all other errors end the process as they end the command.
+Asked for in JSON lines on stdin, told in JSON lines through a pipe of its own (`side_by_side`): whatever a library
+prints does no harm. A run that fails is told of like one that does not; all other errors end the process as they end
+the command.
 """
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -19,9 +19,9 @@ from cobo.experiments.runner import run
 PAUSE = 0.1  # seconds between two rounds that are told of
 
 
-def work(known: Mapping[str, type[Experiment]]) -> None:
+def work(known: Mapping[str, type[Experiment]], pipe: int) -> None:
     """Until there is nothing more to do. If the parent is gone, telling it fails: so ends, within a round, the run."""
-    tell = _pipe()
+    tell = _teller(pipe)
     for line in sys.stdin:
         asked = json.loads(line)
         settings, folder = asked["settings"], Path(asked["folder"])
@@ -36,14 +36,12 @@ def work(known: Mapping[str, type[Experiment]]) -> None:
         tell({"ended": True, "failure": failure})
 
 
-def _pipe() -> Callable[[dict[str, Any]], None]:
-    """To the parent. What others print to stdout goes to stderr from now on."""
-    pipe = open(os.dup(1), "w", encoding="utf-8")  # noqa: SIM115, open as long as the process
-    os.dup2(2, 1)
+def _teller(pipe: int) -> Callable[[dict[str, Any]], None]:
+    file = open(pipe, "w", encoding="utf-8")  # noqa: SIM115, open as long as the process
 
     def tell(message: dict[str, Any]) -> None:
-        pipe.write(json.dumps(message) + "\n")
-        pipe.flush()
+        file.write(json.dumps(message) + "\n")
+        file.flush()
 
     return tell
 

@@ -114,6 +114,11 @@ class Federation:
     def __len__(self) -> int:
         return len(self.names)
 
+    @property
+    def places(self) -> Indices:
+        """Where those present are among everyone."""
+        return self._here
+
     def keys(self, purpose: str) -> draws.Keys:
         """One key per client: what is drawn from it depends on seed, purpose and name alone."""
         return np.array([draws.key(self.seed, purpose, name) for name in self.names])
@@ -210,7 +215,8 @@ class Federation:
         i, j = who[pairs[:, 0]], who[pairs[:, 1]]
         asks = draws.combine(self._keys[i], round, self._keys[j], 1)
         asked = draws.combine(self._keys[j], round, self._keys[i], 2)
-        for chunk in self._chunks(i, j, size=size, most=len(scratch)):
+        most = max(1, min(len(scratch), self.models_at_once // (batches or 1)))  # larger questions, fewer at once
+        for chunk in self._chunks(i, j, size=size, most=most):
             Z = scratch[: len(chunk)]
             for k, (a, b) in enumerate(pairs[chunk].tolist()):
                 torch.lerp(models[a], models[b], 0.5, out=Z[k])
@@ -219,7 +225,8 @@ class Federation:
             values[0, chunk] = sum(torch.linalg.vecdot(g, h) for g, h in zip(g_i, g_j, strict=True))
             values[1, chunk] = sum(torch.linalg.vector_norm(g, dim=1).square() for g in g_i)
             values[2, chunk] = sum(torch.linalg.vector_norm(g, dim=1).square() for g in g_j)
-        self._count(i, j, each=1 if size is None else batches or 1)
+        for asked_of in (i, j):
+            self._count(asked_of, self.cost(asked_of, batches))
         return Products(torch.from_numpy(pairs), values[0], values[1].sqrt_(), values[2].sqrt_())
 
     def pair_batch(self, batches: int | None) -> int | None:
@@ -234,10 +241,17 @@ class Federation:
         """Where clients, given by their position among those present, are among everyone."""
         return self._here if clients is None else self._here[np.asarray(clients, dtype=np.int64)]
 
-    def _count(self, *clients: Indices, each: int = 1) -> None:
-        for who in clients:
-            np.add.at(self.work, who, each)
-            self.computed += each * len(who)
+    def cost(self, clients: Indices, batches: int | None) -> Indices:
+        """As how many gradients a pair gradient of so many batches (or of all samples) counts, for each of everyone."""
+        if self.batch_size is None:  # all gradients have all samples
+            return np.ones(len(clients), dtype=np.int64)
+        if batches is None:
+            return -(-self._train.sizes[clients] // self.batch_size)
+        return np.full(len(clients), batches)
+
+    def _count(self, who: Indices, each: int | Indices = 1) -> None:
+        np.add.at(self.work, who, each)
+        self.computed += int(np.sum(np.broadcast_to(each, len(who))))
 
     def losses(
         self, models: Tensor, clients: Sequence[int] | None = None, round: int = 0, *, whole: bool = False
@@ -324,16 +338,21 @@ class Federation:
     ) -> list[dict[str, float]]:
         """For each client: mean loss and accuracy (percent) over its whole test set; empty if it has none.
 
-        Clients with the same model and the same test samples are measured once.
+        Clients with the model of the first one that has the same test samples (all, if they share a model) are not
+        measured again.
         """
         results: list[dict[str, float]] = []
-        before: dict[Hashable, list[tuple[int, int]]] = {}  # those measured on some samples: row and client
+        first: dict[Hashable, tuple[int, int]] = {}  # measured on some samples: row and client
         for row, client in enumerate(self._found(clients).tolist()):
-            alike = before.setdefault(_same_samples(self.clients[client].test), [])
-            twin = next((r for r, c in alike if self._twins(models, (r, c), (row, client))), None)
-            if twin is None:
-                alike.append((row, client))
-            results.append(self._measured(models[row], client, size) if twin is None else dict(results[twin]))
+            test = self.clients[client].test
+            if test is None:
+                results.append({})
+                continue
+            twin = first.setdefault(_same_samples(test), (row, client))
+            if twin[0] != row and self._twins(models, twin, (row, client)):
+                results.append(dict(results[twin[0]]))
+            else:
+                results.append(self._measured(models[row], client, size))
         return results
 
     def _twins(self, models: Tensor, one: tuple[int, int], other: tuple[int, int]) -> bool:
@@ -342,8 +361,7 @@ class Federation:
         return torch.equal(models[r], models[s]) and all(torch.equal(b[c], b[d]) for b in self.buffers.values())
 
     def _measured(self, model: Tensor, client: int, size: int | None) -> dict[str, float]:
-        if self._test is None or client not in self._tested:
-            return {}
+        assert self._test is not None
         totals: dict[str, float] = {}
         count = 0
         module = self._loaded(model, client)

@@ -8,12 +8,12 @@ eta the clients' learning rate, t the round of T. A round is Algorithm 1: first 
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
 from cobo.collaboration import mixing
@@ -66,7 +66,7 @@ class CoBo(Method):
     signal: Literal["inner", "cosine", "clipped"] = "clipped"
     clip: float = Field(default=1.0, gt=0)
     correction: float = Field(default=1.5, ge=0)
-    ask: Annotated[int, Field(ge=1)] | Literal["all"] = 1
+    ask: int | Literal["all"] = 1
     pull: Literal["mean", "sum"] = "mean"
     mixing: Literal["explicit", "implicit"] = "explicit"
     output: Literal["last", "uniform"] = "last"
@@ -79,6 +79,13 @@ class CoBo(Method):
         Its mixed strategy switches after 0.2 % of the rounds. rho and gamma are those of the published code.
         """
         return cls(**{**cls.presets["paper"], **changes})
+
+    @field_validator("ask", mode="before")
+    @classmethod
+    def _is_a_number_or_all(cls, ask: Any) -> Any:
+        if ask != "all" and (isinstance(ask, bool) or not isinstance(ask, int) or ask < 1):
+            raise ValueError("a number of batches, 1 or more, or 'all'")
+        return ask
 
     @model_validator(mode="before")
     @classmethod
@@ -118,7 +125,7 @@ class CoBo(Method):
         constants = Constants(self.rate, self.time_rate, self.switch)
         asked = expected(self.sampling, rounds, n, constants, symmetric=symmetric)[-1] / rounds
         pairs = n * (n - 1) / (1 + symmetric) + n * self.self_weight
-        return float(n + 2 * pairs * asked * (federation.batches if self.ask == "all" else 1))
+        return float(n + 2 * pairs * asked * federation.cost(federation.places, self.batches).mean())
 
     def seat(
         self, state: State, federation: Federation, seats: Sequence[int | None], start: Tensor, roster: Roster

@@ -18,12 +18,13 @@ class Standardise(nn.Module):
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
         self.mean, self.std = tuple(mean), tuple(std)
+        for name, values in (("_mean", mean), ("_std", std)):  # as buffers they follow the model's type and device
+            self.register_buffer(name, torch.tensor(values)[:, None, None], persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
+        mean, std = self.get_buffer("_mean"), self.get_buffer("_std")
         scale = 1.0 if images.is_floating_point() else 255.0
-        dtype = images.dtype if images.is_floating_point() else torch.get_default_dtype()
-        mean, std = (torch.tensor(v, dtype=dtype, device=images.device)[:, None, None] for v in (self.mean, self.std))
-        return (images.to(dtype) - scale * mean) / (scale * std)
+        return (images.to(mean.dtype) - scale * mean) / (scale * std)
 
     def extra_repr(self) -> str:
         return f"mean={self.mean}, std={self.std}"

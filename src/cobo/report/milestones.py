@@ -15,7 +15,8 @@ def until(run: dict[str, Any], target: float | None, what: str) -> float | None:
     """The round, the gradients computed or the simulated time at the first evaluation with this accuracy."""
     if target is None:
         return None
-    return next((x.get(what) for x in run["history"] if (x.get("accuracy") or -1) >= target), None)
+    reached = (x.get(what) for x in run["history"] if x.get("accuracy") is not None and x["accuracy"] >= target)
+    return next(reached, None)
 
 
 def groups_right_from(run: dict[str, Any], snapshots: Snapshots) -> int | None:

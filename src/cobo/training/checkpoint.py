@@ -6,6 +6,7 @@
 The last two complete ones are kept. A torn or edited one is refused by its checksum and the one before is used.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -39,11 +40,15 @@ def write(folder: Path, round: int, checkpoint: Checkpoint) -> None:
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     tensors = aside / "state.safetensors"
-    save_file({name: t.detach().cpu().contiguous() for name, t in checkpoint.tensors.items()}, tensors)
+    try:
+        save_file({name: t.detach().cpu().contiguous() for name, t in checkpoint.tensors.items()}, tensors)
+    except SafetensorError as error:  # such as a full disk
+        raise OSError(errno.EIO, f"could not be written: {error}", str(tensors)) from None
     with open(tensors, "rb+") as file:
         os.fsync(file.fileno())
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     write_synced(aside / "state.json", _sealed({**checkpoint.facts, "round": round, tensors.name: digest}))
+    shutil.copymode(aside / "state.json", tensors)  # safetensors gives itself a file that only its owner can read
     sync_folder(aside)
     shutil.rmtree(final, ignore_errors=True)
     os.rename(aside, final)

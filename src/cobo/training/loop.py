@@ -269,7 +269,7 @@ class Run:
 
     def _settings(self) -> dict[str, Any]:
         """What must be the same for a run to be gone on with: all that its numbers depend on."""
-        training = {k: v for k, v in self.training.model_dump().items() if k not in FREE and not callable(v)}
+        training = {k: _named(v) for k, v in self.training.model_dump().items() if k not in FREE}
         clocks = training.pop("clocks") or {}
         if clocks.get("trace") is not None:
             clocks["trace"] = hashlib.sha256(Path(clocks["trace"]).read_bytes()).hexdigest()
@@ -316,6 +316,11 @@ class Run:
         self._tell(event="interrupted", round=self.state.round)
         remedy = "give out= to be able to go on" if self.folder is None else f"go on with resume=True ({self.folder})"
         raise Interrupted(f"stopped by the user after round {self.state.round} of {self.training.rounds}; {remedy}")
+
+
+def _named(value: Any) -> Any:
+    """A setting as a checkpoint can hold it: a function by its name."""
+    return f"{value.__module__}.{getattr(value, '__qualname__', type(value).__name__)}" if callable(value) else value
 
 
 def _short(value: Any) -> str:
