@@ -31,6 +31,7 @@ def run(*arguments: str, **options) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
+@pytest.mark.slow
 def test_run_leaves_what_the_contract_says(tmp_path):
     code, _, err = run("run", "digits", "--rounds", "20", "--seed", "3", "--out", str(tmp_path))
     assert code == 0, err
@@ -180,6 +181,7 @@ def test_a_folder_is_not_mixed_with_other_settings_nor_overwritten(tmp_path):
     assert (tmp_path / "cobo" / "seed-0" / "metrics.jsonl").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_diverged_run_is_exit_1_and_keeps_its_checkpoint(tmp_path):
     code, _, err = run(
         "run", "digits", "--rounds", "60", "--out", str(tmp_path), "--set", "lr=1e30", "--method", "local"

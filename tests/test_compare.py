@@ -304,6 +304,7 @@ def test_who_is_not_there_does_not_make_a_graph_wrong(tmp_path):
 # Figures
 
 
+@pytest.mark.slow
 def test_figures_of_a_comparison_are_written_and_the_same_each_time(compared, tmp_path):
     folder, _ = compared
     results = results_of(folder)
