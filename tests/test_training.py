@@ -585,3 +585,12 @@ def test_a_checkpoint_that_cannot_be_written_is_an_error_of_the_file_and_leaves_
     found = checkpoint.read_latest(tmp_path / "checkpoint", pytest.fail)
     assert found is not None
     assert found.facts["round"] == 4
+
+
+def test_what_a_kill_left_half_written_is_swept_away(tmp_path):
+    small(out=tmp_path)
+    for name in (".writing-1-weights.safetensors", "models/.writing-1-c0.safetensors"):
+        (tmp_path / name).write_bytes(b"half")
+    before = {path for path in tmp_path.rglob("*") if not path.name.startswith(".writing-")}
+    small(out=tmp_path, resume=True)
+    assert set(tmp_path.rglob("*")) == before

@@ -90,6 +90,13 @@ def write_synced(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
+def sweep(folder: Path) -> None:
+    """Remove what a kill in the middle of `write_atomic` has left in a run's folder, which nobody else may write to."""
+    for left in folder.rglob(".writing-*"):
+        if left.is_file() and "checkpoint" not in left.parts[len(folder.parts) :]:
+            left.unlink()
+
+
 def write_atomic(path: Path, content: bytes) -> None:
     """Replace a file's content so that a reader sees the old or the new, never a part."""
     aside = path.with_name(f".writing-{os.getpid()}-{path.name}")

@@ -13,6 +13,7 @@ from cobo.federation import Client, Federation
 from cobo.federation.augment import AUGMENTATIONS
 from cobo.methods import CoBo, Method
 from cobo.training.architecture import describe
+from cobo.training.checkpoint import sweep
 from cobo.training.events import EventLog, Listener
 from cobo.training.lock import only_one
 from cobo.training.loop import Run
@@ -68,6 +69,7 @@ def fit(
         if folder is not None:
             _claim(folder, resume)
             stack.enter_context(only_one(folder))
+            sweep(folder)
             heard.append(stack.enter_context(EventLog(folder / "events.jsonl")))
         if progress:
             heard.append(stack.enter_context(LiveProgress(label or method.name)))
