@@ -9,7 +9,7 @@ Shapes: n clients present, d trained parameters, m rows asked for, p pairs. Clie
 among those present; data, buffers and keys are those of everyone, present or not.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,18 +21,17 @@ from torch import Tensor, nn
 from cobo import draws
 from cobo.compute.batch import Fields
 from cobo.compute.blueprint import Blueprint, BufferPolicy, Buffers, Precision, average_buffers, mean_buffer
-from cobo.compute.channels_last import turn_kernels, turned
 from cobo.compute.executor import Choice, Chosen, choose
 from cobo.compute.task import Task
 from cobo.errors import DataError
 from cobo.federation.augment import Augmentation, check_images, crop_flip
 from cobo.federation.client import Client, check_clients
+from cobo.federation.judge import Judge
 from cobo.federation.samples import Pool, Samples, TensorSamples
 
 Indices = NDArray[np.int64]
 
 ROWS_AT_ONCE = 256 << 20  # bytes of gradients that are not yet where they belong, when models are looped over
-SAMPLES_AT_ONCE, IMAGES_AT_ONCE = 1024, 256  # test samples a forward pass; convolutions are slower with more
 
 
 @dataclass(frozen=True)
@@ -86,9 +85,7 @@ class Federation:
         )
         place: dict[str, Any] = {"dtype": self.blueprint.dtype, "device": self.device}
         self._train = Pool([client.train for client in self.clients], **place)
-        self._tested = [k for k, client in enumerate(self.clients) if client.test is not None]
-        tests = [client.test for client in self.clients if client.test is not None]
-        self._test = Pool(tests, **place, join=False) if tests else None
+        self._judge = Judge(self.clients, self.blueprint, place)
         trial = self._trial_batch()
         if augment is crop_flip:
             check_images(trial[0])
@@ -291,14 +288,9 @@ class Federation:
         self._ask(rows, who, draws.combine(self._keys[who], 0, 0), self.batch_size)
         return len(who)
 
-    @torch.no_grad()
     def rehearse_evaluation(self) -> int:
         """A model judged on a part of a client's test samples; how many. Nothing is kept."""
-        if self._test is None:
-            return 0
-        fields = next(self._test.walk(0, self.batch_size or SAMPLES_AT_ONCE))
-        self._judge(self._loaded(self.blueprint.start, self._tested[0]), fields)
-        return len(fields[0])
+        return self._judge.rehearse(self.buffers, self.batch_size)
 
     def activations(self) -> int:
         """The bytes that autograd keeps while the gradients are computed that go together."""
@@ -332,60 +324,11 @@ class Federation:
             X.sub_(G, alpha=lr)
         return X
 
-    @torch.no_grad()
     def evaluate(
         self, models: Tensor, clients: Sequence[int] | None = None, size: int | None = None
     ) -> list[dict[str, float]]:
-        """For each client: mean loss and accuracy (percent) over its whole test set; empty if it has none.
-
-        Clients with the model of the first one that has the same test samples (all, if they share a model) are not
-        measured again.
-        """
-        results: list[dict[str, float]] = []
-        first: dict[Hashable, tuple[int, int]] = {}  # measured on some samples: row and client
-        for row, client in enumerate(self._found(clients).tolist()):
-            test = self.clients[client].test
-            if test is None:
-                results.append({})
-                continue
-            twin = first.setdefault(_same_samples(test), (row, client))
-            if twin[0] != row and self._twins(models, twin, (row, client)):
-                results.append(dict(results[twin[0]]))
-            else:
-                results.append(self._measured(models[row], client, size))
-        return results
-
-    def _twins(self, models: Tensor, one: tuple[int, int], other: tuple[int, int]) -> bool:
-        """Whether the models of two clients, given by row and client, are the same."""
-        (r, c), (s, d) = one, other
-        return torch.equal(models[r], models[s]) and all(torch.equal(b[c], b[d]) for b in self.buffers.values())
-
-    def _measured(self, model: Tensor, client: int, size: int | None) -> dict[str, float]:
-        assert self._test is not None
-        totals: dict[str, float] = {}
-        count = 0
-        module = self._loaded(model, client)
-        size = size or (IMAGES_AT_ONCE if self.blueprint.convolutional else SAMPLES_AT_ONCE)
-        for fields in self._test.walk(self._tested.index(client), size):
-            loss, right = self._judge(module, fields)
-            weight = len(fields[0])
-            count += weight
-            totals["loss"] = totals.get("loss", 0.0) + weight * loss
-            if right is not None:
-                totals["accuracy"] = totals.get("accuracy", 0.0) + weight * 100 * right
-        return {name: total / count for name, total in totals.items()}
-
-    def _loaded(self, model: Tensor, client: int) -> nn.Module:
-        """A client's model, ready to be judged."""
-        module = self.blueprint.load(model, {name: b[client] for name, b in self.buffers.items()}).eval()
-        if self.blueprint.convolutional:
-            turn_kernels(self.blueprint.parameters)
-        return module
-
-    def _judge(self, module: nn.Module, fields: Fields) -> tuple[float, float | None]:
-        """Mean loss on a batch and, for classifiers, the share of right answers."""
-        batch = self._train.layout.build(turned(fields) if self.blueprint.convolutional else fields)
-        return self.blueprint.measure(module, batch)
+        """For each client: mean loss and accuracy (percent) over its whole test set; empty if it has none."""
+        return self._judge.evaluate(models, self._found(clients).tolist(), self.buffers, size)
 
     def build(self, models: Tensor) -> dict[str, nn.Module]:
         """A ready module for every client present, by name."""
@@ -453,13 +396,6 @@ class Federation:
                         f"client {client.name!r} has class labels from {low} to {high}, but the model's "
                         f"{classes} outputs allow 0 to {classes - 1}"
                     )
-
-
-def _same_samples(samples: Samples | None) -> Hashable:
-    """The same for samples that are the same, in the same memory."""
-    if not isinstance(samples, TensorSamples):
-        return id(samples)
-    return tuple((f.data_ptr(), f.shape, f.stride(), f.dtype) for f in samples.fields)
 
 
 def _not_finite(samples: Samples | None) -> bool:
