@@ -29,6 +29,7 @@ from plain import PlainCoBo
 import cobo
 from cobo import draws
 from cobo.compute.allocator import keep_freed_memory
+from cobo.compute.executor import Choice
 from cobo.compute.looped import Looped
 from cobo.compute.vectorised import Vectorised
 from cobo.data import DATA
@@ -90,16 +91,18 @@ def memory() -> None:
 class Case:
     """One model and number of clients, with everything that is timed."""
 
-    def __init__(self, people: list[cobo.Client], model: Model, batch: int, method: cobo.CoBo) -> None:
+    def __init__(
+        self, people: list[cobo.Client], model: Model, batch: int, method: cobo.CoBo, executor: Choice
+    ) -> None:
         self.people, self.method = people, method
-        self.federation = Federation(people, model, batch_size=batch)
+        self.federation = Federation(people, model, batch_size=batch, executor=executor)
         n = len(people)
         X = nn.Parameter(self.federation.start)
         tensors = self.method.start(self.federation)
         self.state = State(X, torch.optim.SGD([X], lr=0.01), rounds=1000, tensors=tensors)
         who = np.arange(10 * n) % n
         keys = draws.combine(self.federation.keys("batch")[who], 0)
-        self.ready = (self.state.X[torch.from_numpy(who)], who, keys, self.federation._batch(who, keys, batch))
+        self.ready = (self.state.X[torch.from_numpy(who)], who, keys, self.federation._train.draw(who, keys, batch))
         self.out = torch.empty_like(self.ready[0])
         layout = self.federation._train.layout
         self.executors = {kind.name: kind(self.federation.blueprint, layout) for kind in (Looped, Vectorised)}
@@ -141,16 +144,23 @@ def compare(case: Case, kind: str) -> tuple[float, float, float]:
 
 
 def report(
-    name: str, people: list[cobo.Client], model: Model, batch: int, method: cobo.CoBo = METHOD, *, plain: bool = False
+    name: str,
+    people: list[cobo.Client],
+    model: Model,
+    batch: int,
+    method: cobo.CoBo = METHOD,
+    *,
+    executor: Choice = "auto",
+    plain: bool = False,
 ) -> None:
-    n, case = len(people), Case(people, model, batch, method)
+    n, case = len(people), Case(people, model, batch, method, executor)
     print(f"{name}: n = {n}, d = {case.federation.blueprint.size:,}, batch {batch}")
     per = {kind: np.median([timed(lambda k=kind: case.bare(k, n)) for _ in range(9)]) / n for kind in case.executors}
     kind = min(per, key=per.get)
     print(
         f"  bare gradient: looped {1e3 * per['looped']:.3f} ms, vectorised {1e3 * per['vectorised']:.3f} ms;", end=" "
     )
-    print(f"the rule takes {case.federation.chosen.executor.name}")
+    print(f"{case.federation.chosen.executor.name} is taken")
     for when in ("start", "settled"):
         if when == "settled":
             case.settle()
@@ -175,7 +185,8 @@ def main() -> None:
         experiment = load_experiment(name, EXPERIMENTS)
         torch.set_num_threads(experiment.threads)
         parts = experiment.parts(seed=100)
-        report(name, parts.clients, parts.model, experiment.batch_size, experiment.method("cobo"))
+        chosen = {"method": experiment.method("cobo"), "executor": experiment.executor}
+        report(name, parts.clients, parts.model, experiment.batch_size, **chosen)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Shared by all tests: one torch thread per test process, small federations that a person can check by hand, a
 user with nothing on the computer but a server, and the real CIFAR-100 where it is."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from cobo.federation import Federation
 from cobo.methods import State
 
 sys.path.insert(0, str(Path(__file__).parent))
+os.environ["HF_HUB_OFFLINE"] = "1"  # before anything of Hugging Face is imported
 
 
 @pytest.fixture(autouse=True, scope="session")

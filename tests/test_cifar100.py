@@ -6,11 +6,14 @@ import os
 import pickle
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tarfile
 import threading
 import time
+import zlib
+from contextlib import suppress
 from functools import partial
 from hashlib import md5
 from pathlib import Path
@@ -308,14 +311,43 @@ def test_a_header_that_claims_a_long_name_fills_no_memory(tmp_path):
         read_members(path, {"train": 10})
 
 
+def long_names(count):
+    """So many headers, each of which names the next one."""
+    name = tarfile.TarInfo("././@LongLink")
+    name.type, name.size = tarfile.GNUTYPE_LONGNAME, 1
+    return [(name, b"x")] * count
+
+
+def test_headers_without_end_are_one_clear_line(home, monkeypatch):
+    monkeypatch.setenv("COBO_DATA", str(home))
+    archived(home / "cifar-100-binary.tar.gz", *long_names(900))
+    refused("cifar-100-binary.tar.gz cannot be used: it cannot be unpacked")
+
+
 def replaced(**changed):
     return [{"bytes": png(IMAGES[0], **changed), "path": None}, *({"bytes": png(x), "path": None} for x in IMAGES[1:])]
+
+
+def chunk(kind, content=b""):
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+def spoiled():
+    """An image with an empty colour profile after its pixels."""
+    whole = png(IMAGES[0])
+    return whole[:-12] + chunk(b"iCCP") + whole[-12:]
+
+
+def huge():
+    """The head of an image of a hundred million pixels."""
+    head = struct.pack(">IIBBBBB", 10_000, 10_000, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT")
 
 
 PARQUET = [
     ({"fine_label": WRONG.tolist()}, "label 100"),
     ({"fine_label": [None, *NUMBERS[1:]]}, "no number in fine_label"),
-    ({"fine_label": ["x"] * 200}, "no number in fine_label"),
+    ({"fine_label": ["x"] * 200}, "no numbers in fine_label"),
     ({"fine_label": LABELS.astype(np.uint64) | np.uint64(1 << 63)}, "label 9223372036854775"),
     ({"img": [None] * 200}, "no bytes in img.bytes"),
     ({"img": [b"x"] * 200}, "no bytes in img.bytes"),
@@ -323,6 +355,10 @@ PARQUET = [
     ({"img": replaced(mode="L")}, "an image is L 32x32"),
     ({"img": [{"bytes": b"GIF89a", "path": None}] * 200}, "not a whole PNG"),
     ({"img": [{"bytes": png(IMAGES[0])[:500], "path": None}] * 200}, "not a whole PNG"),
+    ({"img": [{"bytes": spoiled(), "path": None}] * 200}, "not a whole PNG"),
+    ({"img": [{"bytes": huge(), "path": None}] * 200}, "an image is RGB 10000x10000"),
+    ({"fine_label": np.full(200, 1 << 62, dtype="timedelta64[s]")}, "no numbers in fine_label"),
+    ({"fine_label": np.full(200, 1 << 30, dtype="datetime64[D]")}, "no numbers in fine_label"),
 ]
 
 
@@ -426,7 +462,9 @@ def test_fetching_without_a_network_is_one_line_and_exit_2(home, monkeypatch, ca
 
 
 INTERRUPTED = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests were started in the background
+from contextlib import suppress
 from functools import partial
 from cobo import cli
 from cobo.data import DATA
@@ -443,10 +481,10 @@ def test_an_interrupted_download_is_never_taken_for_the_data(home, sent, code):
 
         def half():
             connection, _ = listening.accept()
-            connection.recv(10_000)
-            connection.sendall(b"HTTP/1.0 200 OK\r\nContent-Length: 9000000\r\n\r\n" + bytes(1_000_000))
-            connection.recv(1)  # until the other side is gone
-            connection.close()
+            with connection, suppress(ConnectionError):  # a killed process resets the connection, or closes it
+                connection.recv(10_000)
+                connection.sendall(b"HTTP/1.0 200 OK\r\nContent-Length: 9000000\r\n\r\n" + bytes(1_000_000))
+                connection.recv(1)  # until the other side is gone
 
         thread = threading.Thread(target=half, daemon=True)
         thread.start()

@@ -54,6 +54,7 @@ def test_run_leaves_what_the_contract_says(tmp_path):
     assert results["methods"]["cobo"]["improved"] is None
     names = {f"{name}.{kind}" for name in ("accuracy", "gradients", "weights") for kind in ("png", "svg")}
     assert {path.name for path in (tmp_path / "figures").iterdir()} == names
+    assert "CoBo found" in (tmp_path / "report.html").read_text()
     # experiment.toml is enough to run it again.
     again = tmp_path / "again"
     code, _, err = run("run", str(tmp_path / "experiment.toml"), "--seed", "3", "--out", str(again))
@@ -103,6 +104,8 @@ def test_settings_reach_experiment_and_method(tmp_path):
         (["run", "digits", "--set", "roster={changes = [{"], "is not valid TOML"),
         (["run", "digits", "--set", "clock.times=straggler"], "'clock' has no settings of its own"),
         (["run", "digits", "--set", "clocks.times=sundial"], "times = 'sundial' is not allowed"),
+        (["run", "digits", "--set", "clocks=5", "--set", "clocks.times=straggler"], "clocks = 5 is not allowed"),
+        (["tune", "digits", "--set", "search={ifca={compare=[]}}"], "ifca.compare has none"),
         (["run", "digits", "--method", "magic"], "method 'magic' is not known"),
         (["run", "digits", "--set", "roundz=3"], "no setting 'roundz'"),
         (["run", "digits", "--set", "cobo.rho=-1"], "rho = -1"),
@@ -121,7 +124,7 @@ def test_settings_reach_experiment_and_method(tmp_path):
         (["run"], "EXPERIMENT"),
         (["bogus"], "bogus"),
         (["compare", "digits", "--methods", "cobo,magic"], "method 'magic' is not known"),
-        (["report", "."], "holds no experiment.toml"),
+        (["report", "."], "holds no run"),
         (["compare", "digits", "--tuned", "nowhere.toml"], "'nowhere.toml' is not there"),
         (["compare", "digits", "--set", "ditto.rounds=3"], "rounds is the same for all methods"),
         (["compare", "digits", "--seeds", "1001"], "1001"),
@@ -143,6 +146,11 @@ def test_settings_reach_experiment_and_method(tmp_path):
         (["vary", "digits", "groups=2,4", "--methods", "magic"], "method 'magic' is not known"),
         (["tune", "digits", "--methods", "magic"], "method 'magic' is not known"),
         (["tune", "digits", "--trials", "0"], "trials"),
+        (["tune", "digits", "--methods", "local", "--set", "augment=crop-flip"], "crop-flip"),
+        (
+            ["tune", "digits", "--methods", "cobo", "--set", "optimizer=adamw", "--set", "clocks.blocking=false"],
+            "optimizer = 'adamw'",
+        ),
         (["data", "fetch", "mnist"], "'mnist' is not known"),
         (["run", "digits", "--set", "cobo.mixing=explicit", "--set", "cobo.rho=1000"], "needs rho < 6.99301"),
     ],
@@ -158,6 +166,30 @@ def test_bad_usage_is_one_clear_line_and_exit_2(arguments, words, tmp_path, monk
     assert "Traceback" not in err
     assert len(err.strip().splitlines()) == 1
     assert not list(tmp_path.rglob("*.toml"))
+
+
+@pytest.mark.parametrize(
+    ("methods", "words"),
+    [("methods = 5", "methods = 5 is not allowed"), ("methods.cobo = 5", "cobo = 5 is not allowed")],
+)
+@pytest.mark.parametrize("change", ["lr=1", "cobo.rho=1"])
+def test_methods_that_are_no_tables_are_one_clear_line(methods, words, change, tmp_path, monkeypatch, capsys):
+    path = tmp_path / "own.toml"
+    path.write_text(f'experiment = "digits"\n{methods}\n')
+    monkeypatch.setattr(sys, "argv", ["cobo", "run", str(path), "--set", change])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    assert capsys.readouterr().err == f"cobo: {words}; it should be a table of settings\n"
+
+
+def test_a_folder_of_data_that_cannot_be_is_one_clear_line(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["cobo", "data"])
+    monkeypatch.setenv("COBO_DATA", "~nosuchuser/x")
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    assert capsys.readouterr().err == "cobo: COBO_DATA = '~nosuchuser/x' is not allowed; there is no such user\n"
 
 
 def test_bad_usage_ends_a_real_process_with_2():

@@ -11,7 +11,7 @@ import cobo
 from cobo.compute.task import Task
 from cobo.errors import ConfigError
 from cobo.federation import Federation
-from cobo.methods import METHODS, CoBo
+from cobo.methods import METHODS, CoBo, Local
 from cobo.models import mlp
 
 
@@ -213,14 +213,14 @@ def test_batches_of_a_pair_of_a_step_and_of_rounds_are_drawn_apart():
     client = blobs("a", seed=0, samples=500)
     federation = Federation([client, blobs("b", seed=1)], nn.Linear(2, 2), batch_size=8)
     seen = []
-    inside = federation._batch
+    inside = federation._train.draw
 
     def spy(clients, keys, size):
         fields = inside(clients, keys, size)
         seen.extend(fields[0][np.asarray(clients) == 0])
         return fields
 
-    federation._batch = spy
+    federation._train.draw = spy
     federation.gradients(federation.start, round=0, pairs=np.array([[0, 1], [1, 0]]))
     federation.gradients(federation.start, round=1)
     federation.local_steps(federation.start, round=2, steps=2, lr=0.1)
@@ -314,6 +314,29 @@ def test_pair_gradients_can_be_taken_over_all_samples():
     assert federation.computed == 26
 
 
+@pytest.mark.parametrize("executor", ["looped", "vectorised"])
+def test_pair_gradients_over_all_samples_are_exact_and_never_take_more_than_a_thousand_at_once(executor, monkeypatch):
+    clients = [blobs(name, seed=k, samples=2500) for k, name in enumerate("ab")]
+    module = nn.Linear(2, 2).double()
+    federation = Federation(clients, module, batch_size=4, executor=executor)
+    X = federation.start + torch.tensor([[0.3], [-0.1]])
+    losses = (nn.functional.cross_entropy(module(x.double()), y) for x, y in (c.train.fields for c in clients))
+    module.load_state_dict(federation.build(X.mean(0, keepdim=True).expand(2, -1))["a"].state_dict())
+    g, h = (torch.cat([p.flatten() for p in torch.autograd.grad(loss, list(module.parameters()))]) for loss in losses)
+    sizes, gradients = set(), federation.chosen.executor.gradients
+
+    def watched(models, fields, *rest):
+        sizes.add(fields[0].shape[1])
+        return gradients(models, fields, *rest)
+
+    monkeypatch.setattr(federation.chosen.executor, "gradients", watched)
+    found = federation.products(X, np.array([[0, 1]]), 3, batches=None)
+    torch.testing.assert_close(torch.stack([found.inner, found.norm_i, found.norm_j])[:, 0],
+                               torch.stack([g @ h, g.norm(), h.norm()]))  # fmt: skip
+    assert sizes == {833, 834}
+    assert federation.computed == 2 * 625
+
+
 def test_pair_gradients_of_several_batches_are_those_of_one_large_batch_and_cost_as_much():
     clients = [blobs(name, seed=k, samples=40) for k, name in enumerate("abc")]
     pairs = np.array([[0, 1], [2, 0]])
@@ -340,6 +363,25 @@ def test_turns_and_larger_questions_learn_the_groups(settings):
     clients = [blobs("a", seed=0), blobs("b", seed=1), blobs("c", seed=2, flip=True), blobs("d", seed=3, flip=True)]
     result = cobo.fit(clients, model=lambda: nn.Linear(2, 2), method=CoBo(**settings), rounds=300, lr=0.1, batch_size=4)
     assert result.groups() == [["a", "b"], ["c", "d"]]
+
+
+def test_the_pull_grows_over_the_ramp():
+    method = CoBo(rho=4.0, ramp=0.25)
+    assert [method.strength(0.1, t, 80) for t in (0, 5, 10, 20, 79)] == pytest.approx([0, 0.1, 0.2, 0.4, 0.4])
+    assert CoBo(rho=4.0).strength(0.1, 0, 80) == pytest.approx(0.4)
+
+
+def test_with_a_ramp_the_first_round_is_that_of_everyone_alone():
+    clients = [blobs("a", seed=0), blobs("b", seed=1), blobs("c", seed=2, flip=True)]
+    moved = {}
+    for method in (CoBo(rho=3.0, ramp=0.5), CoBo(rho=3.0), Local()):
+        federation, state = started(clients, lambda: nn.Linear(2, 2), method, lr=0.1)
+        state.X[1] += 1
+        play(method, federation, state, 1)
+        moved[method] = state.X
+    ramped, pulled, alone = moved.values()
+    assert torch.equal(ramped, alone)
+    assert not torch.allclose(pulled, alone)
 
 
 def test_asking_on_all_samples_reaches_selection():

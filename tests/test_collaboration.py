@@ -213,3 +213,10 @@ def test_groups_and_scores_of_a_graph():
     assert len(set(graph.components(weak))) == 4  # weak is weak on the box,
     assert len(set(graph.components(weak, relative=True))) == 1  # but equal shares on a simplex
     assert graph.settled(W, graph.oracle(["a", "a", "b", "b", "c"])) == pytest.approx(18 / 20)
+
+
+def test_who_trusts_itself_alone_is_in_no_group():
+    W = np.array([[0.97, 0.02, 0.01], [0.3, 0.7, 0.0], [0.0, 0.0, 1.0]])
+    assert len(set(graph.components(W, relative=True).tolist())) == 3
+    W[0] = [0.3, 0.7, 0.0]
+    assert graph.components(W, relative=True).tolist() == [0, 0, 1]

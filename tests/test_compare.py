@@ -137,6 +137,15 @@ def test_recovery_is_the_gain_over_local_relative_to_the_oracles(tmp_path):
     assert recovery["std"] == pytest.approx(100 * stdev([3, 0, 2]) / (8 / 3))
 
 
+@pytest.mark.parametrize(("missing", "key"), [("local", "improved"), ("local", "recovery"), ("oracle", "recovery")])
+def test_a_seed_without_local_or_oracle_is_not_left_out_of_the_mean(tmp_path, missing, key):
+    for seed in (0, 1):
+        for method, value in (("local", 80.0), ("ditto", 85.0), ("oracle", 90.0)):
+            if (method, seed) != (missing, 1):
+                made_up(tmp_path, method, seed, [value])
+    assert results_of(tmp_path)["methods"]["ditto"][key] is None
+
+
 def test_what_diverged_does_not_flatter(tmp_path):
     for seed in (0, 1):
         made_up(tmp_path, "local", seed, [80.0, 80.0, 80.0])
@@ -211,6 +220,7 @@ def test_the_best_of_those_not_told_is_bold():
     def made(accuracy, told=""):
         row = {"accuracy": {"mean": accuracy, "std": 0.5}, "loss": None, "improved": None, "recovery": None}
         row |= {
+            "perplexity": None,
             "settings": {},
             "gradients": 1,
             "comparisons": 0,
@@ -443,13 +453,13 @@ def test_an_experiment_may_have_ranges_of_its_own_for_the_search():
     found = search.points(experiment, "cobo", 30)
     assert all(set(p) == {"lr", "rho", "gamma"} and 0.003 <= p["lr"] <= 0.3 for p in found)  # all else is as usual
     assert {p["gamma"] for p in found} == {4.0}
-    assert all(0.3 <= p["rho"] <= 10 for p in found)
+    assert all(1 <= p["rho"] <= 10 for p in found)
     assert {p["compare"] for p in search.points(experiment, "ifca", 30)} == {"batch"}
     usual = load_experiment("cross-silo-small", EXPERIMENTS, ["search={}"])
     assert {p["compare"] for p in search.points(usual, "ifca", 30)} == {"batch", "all"}
     assert search.points(experiment, "ditto", 9) == search.points(usual, "ditto", 9)
     again = tomllib.loads(tomli_w.dumps(experiment.plain()))
-    assert again["search"]["cobo"] == {"rho": {"low": 0.3, "high": 10.0}, "gamma": [4.0]}
+    assert again["search"]["cobo"] == {"rho": {"low": 1.0, "high": 10.0}, "gamma": [4.0]}
     assert "search" not in tiny().plain()
 
 
@@ -679,6 +689,21 @@ def test_a_bad_tuned_file_gets_one_clear_line(tmp_path, text, words):
     with pytest.raises(ConfigError, match=words) as caught:
         tiny(tuned=str(path))
     assert "\n" not in str(caught.value)
+
+
+def test_the_best_of_a_short_search_are_tried_again_in_full(tmp_path):
+    short, full = tmp_path / "short", tmp_path / "full"
+    search.tune(tiny(), ["ditto", "local"], 4, 2, short, Silent())
+    found = search.tune(tiny("rounds=16"), ["ditto"], 2, 1, full, Silent(), short)
+    ranked = sorted(search.finished(short, "ditto", 4, 2), key=lambda trial: -trial.score)
+    assert [trial.point for trial in search.finished(full, "ditto", 2, 1)] == [trial.point for trial in ranked[:2]]
+    assert found["ditto"].score == max(trial.score for trial in search.finished(full, "ditto", 2, 1))
+    assert "the best of an earlier search" in (full / "tuned.toml").read_text()
+    with pytest.raises(ConfigError, match="has 4 finished trials of ditto, not 5"):
+        search.tune(tiny(), ["ditto", "local"], 5, 1, tmp_path / "more", Silent(), short)
+    with pytest.raises(ConfigError, match="has 0 finished trials of cobo"):
+        search.tune(tiny(), ["cobo"], 1, 1, tmp_path / "more", Silent(), short)
+    assert not (tmp_path / "more").exists()
 
 
 @pytest.mark.slow

@@ -58,7 +58,7 @@ def test_gradients_in_bfloat16_are_close_float32_and_repeatable(clients, model, 
         assert one["loss"] == pytest.approx(other["loss"], rel=0.02)
 
 
-@pytest.mark.parametrize("method", [cobo.CoBo(), cobo.Ditto(local_steps=2)])
+@pytest.mark.parametrize("method", [cobo.CoBo(), cobo.Ditto(local_steps=2, lam=0.1)])
 def test_a_run_in_bfloat16_learns_and_resumes(tmp_path, method):
     def run(rounds=15, **options):
         return cobo.fit(
@@ -74,7 +74,7 @@ def test_a_run_in_bfloat16_learns_and_resumes(tmp_path, method):
             raise Stop
 
     whole = run()
-    assert whole.history[-1]["accuracy"] > 90 or method.name == "ditto"
+    assert whole.history[-1]["accuracy"] > 90
     assert all(p.dtype == torch.float32 for p in whole.models["c0"].parameters())
     with pytest.raises(Stop):
         run(out=tmp_path, listeners=[stop])

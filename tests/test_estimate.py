@@ -4,20 +4,27 @@ import os
 import re
 
 import pytest
+import tomli_w
 import torch
 from conftest import blobs, play, started
+from test_compare import Silent
 from torch import nn
 
 import cobo
 from cobo.compute.task import Task
-from cobo.experiments import EXPERIMENTS, load_experiment, outlook
+from cobo.errors import CheckpointError
+from cobo.experiments import EXPERIMENTS, load_experiment, outlook, runner
+from cobo.experiments import tune as search
+from cobo.experiments.job import Job
+from cobo.experiments.runner import compare, prepare
 from cobo.experiments.runner import run as run_one
+from cobo.experiments.vary import Variation, load_values
 from cobo.federation import Federation
 from cobo.methods import METHODS
 from cobo.training import estimate
 from cobo.training.settings import Training
 
-SAMPLES = 8  # as many as a batch has, so that all samples cost as much as a batch
+SAMPLES, BATCH = 8, 3  # all samples are three batches
 
 
 def parties(n: int = 6) -> list[cobo.Client]:
@@ -51,7 +58,7 @@ def model() -> nn.Module:
 )
 def test_gradients_a_round_are_those_that_are_counted(method):
     rounds = 40
-    federation, state = started(parties(), model, method, batch_size=SAMPLES, rounds=rounds)
+    federation, state = started(parties(), model, method, batch_size=BATCH, rounds=rounds)
     play(method, federation, state, rounds)
     said = rounds * method.gradients_per_round(federation, rounds)
     counted = federation.computed + federation.compared / 3
@@ -119,6 +126,30 @@ def test_memory_counts_rows_and_samples():
     assert adam - plain == 2 * 4 * d * 4
 
 
+def test_memory_counts_the_points_of_fc_and_their_momenta():
+    federation = Federation(parties(6), model, task=Task(), batch_size=4, models_at_once=6)
+    settings, row = Training(), federation.blueprint.size * 4
+    local, fc, momenta = (
+        estimate.memory(federation, method, settings)
+        for method in (cobo.Local(), cobo.FederatedClustering(), cobo.FederatedClustering(client_momentum=0.9))
+    )
+    assert fc - local == (4 * 6 - 6) * row
+    assert momenta - fc == (6 * 6 + 2 * 6) * row
+
+
+@pytest.mark.parametrize("executor", ["looped", "vectorised"])
+def test_memory_counts_the_batches_of_a_question(executor):
+    federation = Federation(parties(6), model, task=Task(), batch_size=2, executor=executor)
+    assert SAMPLES == 4 * 2
+    one, four, whole = (estimate.memory(federation, cobo.CoBo(ask=a), Training()) for a in (1, 4, "all"))
+    together = 6 if executor == "vectorised" else 1
+    assert four - one == 2 * 3 * federation.activations()
+    assert whole == four
+    few = Federation(parties(6), model, task=Task(), batch_size=2, executor=executor, models_at_once=6)
+    # One question of four batches at a time: less than six own gradients, if those go together.
+    assert few.activations(4) == few.activations() * max(1, 4 / together)
+
+
 def test_activations_are_what_autograd_keeps():
     layers = nn.Sequential(nn.Linear(2, 50), nn.ReLU(), nn.Linear(50, 2))
     federation = Federation(parties(2), layers, executor="looped", batch_size=4)
@@ -128,37 +159,112 @@ def test_activations_are_what_autograd_keeps():
     assert twice.activations() == 2 * federation.activations()
 
 
-def test_long_runs_are_announced_and_short_ones_are_not(tmp_path, monkeypatch):
-    experiment = load_experiment("digits", EXPERIMENTS, ["rounds=8", "samples=20", "evaluate_every=4"])
-    runs = [(method, seed) for seed in (0, 1) for method in ("cobo", "local")]
-    assert outlook.outlook(experiment, runs, tmp_path, resume=False) == []
+def short(*changes: str):
+    return load_experiment("digits", EXPERIMENTS, ["rounds=8", "samples=20", "evaluate_every=4", *changes])
+
+
+def said(experiment, runs, folder, *, resume=False, at_once=1) -> list[str]:
+    lines: list[str] = []
+    jobs = [Job(experiment, method, seed, folder, method) for method, seed in runs]
+    prepare(jobs, resume=resume, at_once=at_once, say=lines.append)
+    return lines
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    """A gradient takes 100 seconds."""
     monkeypatch.setattr(outlook, "pace", lambda federation: estimate.Pace(100.0, 0.0))
-    (line,) = outlook.outlook(experiment, runs[1:2], tmp_path, resume=False)
+
+
+RUNS = [(method, seed) for seed in (0, 1) for method in ("cobo", "local")]
+
+
+def test_short_runs_are_not_announced(tmp_path):
+    assert said(short(), RUNS, tmp_path) == []
+
+
+@pytest.mark.usefixtures("slow")
+def test_long_runs_are_announced(tmp_path, monkeypatch):
+    (line,) = said(short(), RUNS[1:2], tmp_path)
     assert line.startswith("digits, local: 8 clients x 4,810 parameters, about 0.3 GB; one gradient takes 1e+02 s here")
     assert line.endswith(": 8 rounds about 1.8 h")
-    (line,) = outlook.outlook(experiment, runs, tmp_path, resume=False)
+    (line,) = said(short(), RUNS, tmp_path)
     assert line.startswith("digits, 2 methods, 4 runs: ")
     assert ": 32 rounds about " in line
-    (side_by_side,) = outlook.outlook(experiment, runs, tmp_path, resume=False, at_once=8)
+    (side_by_side,) = said(short(), RUNS, tmp_path, at_once=8)
     assert side_by_side.startswith("digits, 2 methods, 4 runs, 4 at once: ")
-    run_one(experiment, "local", 0, tmp_path, resume=False, progress=False)
-    (line,) = outlook.outlook(experiment, runs, tmp_path, resume=True)
+    run_one(short(), "local", 0, tmp_path, resume=False, progress=False)
+    (line,) = said(short(), RUNS, tmp_path, resume=True)
     assert line.startswith("digits, 2 methods, 3 runs: ")
     assert ": 24 rounds about " in line
-    assert outlook.outlook(experiment, runs[1:2], tmp_path, resume=True) == []
+    assert said(short(), RUNS[1:2], tmp_path, resume=True) == []
     monkeypatch.setattr(outlook, "at_hand", lambda device: 1000)
-    line, warning = outlook.outlook(experiment, runs[:1], tmp_path, resume=False)
+    line, warning = said(short(), RUNS[:1], tmp_path)
     assert re.search(r"needs about 0\.3 GB, but cpu has 0\.0 GB: take a smaller model", warning)
 
 
-def test_what_is_left_of_a_stopped_run(tmp_path, monkeypatch):
-    experiment = load_experiment("digits", EXPERIMENTS, ["rounds=8", "samples=20", "evaluate_every=4"])
-    run_one(experiment, "local", 0, tmp_path, resume=False, progress=False)
+@pytest.mark.parametrize(
+    ("cores", "threads", "at_once", "time"),
+    [(8, 1, 1, "8.0 h"), (8, 1, 4, "2.0 h"), (2, 1, 4, "4.0 h"), (8, 4, 4, "4.0 h"), (2, 4, 4, "8.0 h")],
+)
+def test_several_at_once_are_faster_only_with_a_core_for_each(monkeypatch, tmp_path, cores, threads, at_once, time):
+    monkeypatch.setattr(outlook.os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    jobs = [Job(short(), "local", seed, tmp_path, "local") for seed in range(4)]
+    each = outlook.Expected("small", torch.device("cpu"), 1.0, 4 * 3600.0, 8, 1)
+    (line,) = outlook.outlook(jobs, [each, each], at_once)
+    assert line.endswith(f": 16 rounds about {time}")
+
+
+@pytest.mark.usefixtures("slow")
+def test_what_is_left_of_a_stopped_run(tmp_path):
+    run_one(short(), "local", 0, tmp_path, resume=False, progress=False)
     (tmp_path / "local" / "seed-0" / "result.json").unlink()
-    longer = experiment.replace(rounds=20)
-    monkeypatch.setattr(outlook, "pace", lambda federation: estimate.Pace(100.0, 0.0))
-    (line,) = outlook.outlook(longer, [("local", 0)], tmp_path, resume=True)
+    (line,) = said(short("rounds=20"), [("local", 0)], tmp_path, resume=True)
     assert ": 12 rounds about " in line
+
+
+@pytest.mark.usefixtures("slow")
+def test_a_variation_and_a_search_are_announced(tmp_path):
+    lines: list[str] = []
+    changes = ["rounds=2", "samples=20"]
+    key, values = load_values("digits", EXPERIMENTS, "groups=2,3", tmp_path / "vary", changes)
+    Variation(key, values, ["local"]).run([0, 1], resume=False, watch=Silent(), say=lines.append)
+    # 4 or 6 clients, 2 rounds, 2 seeds, 100 s a gradient
+    assert re.fullmatch(r"digits, local, 4 runs: 6 clients x .*: 8 rounds about 67 min", lines.pop())
+    experiment = load_experiment("digits", EXPERIMENTS, changes)
+    for trials, left in ((1, 2), (3, 4)):  # the first are not run again
+        search.tune(experiment, ["local"], trials, 2, tmp_path / "tune", Silent(), say=lines.append)
+        (line,) = lines
+        assert line.startswith(f"digits, local, {left} runs: 8 clients")
+        lines.clear()
+
+
+def test_a_folder_that_is_taken_is_refused_before_anything_is_tried(tmp_path, monkeypatch):
+    for module, name in ((outlook, "pace"), (runner, "federate")):
+        monkeypatch.setattr(module, name, lambda *_: pytest.fail("it has begun"))
+    place = tmp_path / "local" / "seed-0"
+    place.mkdir(parents=True)
+    (place / "metrics.jsonl").touch()
+    with pytest.raises(CheckpointError, match="already holds a run"):
+        compare(short(), ["local"], [0], tmp_path, resume=False, watch=Silent(), say=pytest.fail)
+    with pytest.raises(CheckpointError, match="already holds a run"):
+        run_one(short(), "local", 0, tmp_path, resume=False, say=pytest.fail)
+    (tmp_path / "experiment.toml").write_text(tomli_w.dumps(short().plain()))
+    with pytest.raises(CheckpointError, match="rounds = 8, not 9"):
+        compare(short("rounds=9"), ["local"], [0], tmp_path, resume=True, watch=Silent(), say=pytest.fail)
+
+
+def test_a_comparison_is_prepared_with_one_federation(tmp_path, monkeypatch):
+    made, federate = [], runner.federate
+
+    def counted(*arguments):
+        made.append(arguments)
+        return federate(*arguments)
+
+    monkeypatch.setattr(runner, "federate", counted)
+    compare(short(), ["local", "oracle"], [0], tmp_path, resume=False, watch=Silent(), say=pytest.fail)
+    assert len(made) == 1
 
 
 def test_the_machines_memory_is_known():

@@ -1,6 +1,7 @@
 """Executors give the same numbers, whatever the module; buffers follow their policy; memory stays bounded."""
 
 import copy
+import weakref
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from torch.utils.data import Dataset, TensorDataset
 import cobo
 from cobo.compute.task import Task
 from cobo.errors import ConfigError, DataError
-from cobo.federation import Federation
+from cobo.federation import Federation, judge
 from cobo.models import cnn, mlp
 
 
@@ -248,6 +249,22 @@ def test_constant_buffers_exist_once():
     assert Federation([images("a", 0), images("b", 1)], Tied, batch_size=4).buffers == {}
 
 
+def test_the_graph_of_a_model_is_gone_before_the_next_ones_pass():
+    before = []
+
+    def objective(module, batch):
+        assert all(loss() is None for loss in before)
+        loss = nn.functional.cross_entropy(module(batch[0]), batch[1])
+        before.append(weakref.ref(loss))
+        return loss
+
+    people = [blobs(f"c{k}", seed=k) for k in range(3)]
+    federation = Federation(people, nn.Linear(2, 2), task=Task(objective=objective), batch_size=4, executor="looped")
+    before.clear()
+    federation.gradients(federation.start)
+    assert len(before) == 3
+
+
 def test_rows_are_processed_in_chunks_of_at_most_the_number_asked_for():
     people = [blobs(f"c{k}", seed=k) for k in range(7)]
     whole = Federation(people, nn.Linear(2, 2), batch_size=4)
@@ -322,7 +339,7 @@ def test_local_steps_are_sgd_pulled_toward_an_anchor():
     assert torch.equal(X, federation.start + torch.arange(12).view(2, 6) / 10)
 
 
-def test_evaluation_covers_the_whole_test_set_with_dropout_off():
+def test_evaluation_covers_the_whole_test_set_with_dropout_off(monkeypatch):
     x = torch.randn(10, 2, generator=torch.Generator().manual_seed(0))
     y = (x[:, 0] > 0).long()
     people = [cobo.Client(n, train=(x, y), test=(x, y)) for n in "ab"]
@@ -332,7 +349,8 @@ def test_evaluation_covers_the_whole_test_set_with_dropout_off():
     expected = nn.functional.cross_entropy(module(x), y).item()
     accuracy = 100 * (module(x).argmax(1) == y).float().mean().item()
     for size in (3, 10, 100):
-        measured = federation.evaluate(federation.start, size=size)
+        monkeypatch.setattr(judge, "SAMPLES_AT_ONCE", size)
+        measured = federation.evaluate(federation.start)
         assert measured[1]["loss"] == pytest.approx(expected, abs=1e-5)
         assert measured[1]["accuracy"] == pytest.approx(accuracy, abs=1e-4)
 
@@ -430,3 +448,55 @@ def test_bad_clients_get_one_clear_line(make, error, words):
         make()
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("executor", ["looped", "vectorised"])
+def test_gradients_of_several_batches_are_those_of_one_large_batch(executor):
+    clients = [blobs(name, seed=k, samples=30) for k, name in enumerate("ab")]
+    model, pairs = (lambda: nn.Linear(2, 2)), np.array([[0, 1]])
+    one = Federation(clients, model, batch_size=12, executor=executor)
+    four = Federation(clients, model, batch_size=3, accumulate=4, executor=executor)
+    X = one.start + torch.tensor([[0.0], [1.0]])
+    found = [f.gradients(X, round=2, pairs=pairs) for f in (one, four)]
+    assert torch.allclose(found[0].rows, found[1].rows, atol=1e-6)
+    assert torch.allclose(found[0].losses, found[1].losses)
+    assert torch.allclose(found[0].products.inner, found[1].products.inner)
+    assert torch.allclose(one.losses(X, round=2), four.losses(X, round=2))
+    assert one.computed == four.computed  # a gradient is a gradient, however many passes it takes
+
+
+def test_passes_of_one_gradient_draw_their_own_dropout():
+    clients = [cobo.Client(name, torch.ones(40, 8)) for name in "ab"]
+    heard = []
+
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.drop = nn.Parameter(torch.ones(8)), nn.Dropout(0.5)
+
+        def forward(self, x):
+            dropped = self.drop(x)
+            heard.append(dropped.detach().clone())
+            return dropped * self.weight
+
+    task = Task(objective=lambda module, batch: module(batch).mean())
+    federation = Federation(clients, Noisy, task=task, batch_size=5, accumulate=2)
+    heard.clear()
+    federation.gradients(federation.start)
+    assert [len(x) for x in heard] == [5] * 4
+    assert not torch.equal(heard[0], heard[1])
+
+
+@pytest.mark.parametrize("executor", ["looped", "vectorised"])
+def test_passes_count_by_the_tokens_they_predict(executor):
+    """Padding is not predicted: the mean is that over all tokens, however they are spread over passes."""
+    long, short = [1, 2, 3, 4, 5, 6, 7, 8, 9], [5, 4, -100, -100, -100, -100, -100, -100, -100]
+    people = [cobo.Client(name, torch.tensor([long, short])) for name in ("a", "b")]
+    options = {"task": Task("next_token"), "executor": executor, "seed": 3}
+    model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 10))
+    whole = Federation(people, model, batch_size=2, **options)
+    passes = Federation(people, model, batch_size=1, accumulate=2, **options)
+    for round in range(4):  # in some both samples are drawn
+        a, b = (f.gradients(whole.start, round=round) for f in (whole, passes))
+        assert torch.allclose(a.rows, b.rows, atol=1e-6)
+        assert torch.allclose(a.losses, b.losses, atol=1e-6)

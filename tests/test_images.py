@@ -115,14 +115,13 @@ def test_bytes_stay_bytes_in_the_pool_and_both_executors_agree():
     answers = []
     for executor in ("looped", "vectorised"):
         federation = Federation(picture_clients(), standardised, executor=executor, batch_size=5)
-        assert federation._train._fields[0].dtype == torch.uint8
-        assert federation._batch(np.arange(3), federation.keys("batch"), 5)[0].dtype == torch.uint8
+        assert federation._train._pool._fields[0].dtype == torch.uint8
+        assert federation._train.draw(np.arange(3), federation.keys("batch"), 5)[0].dtype == torch.uint8
         answers.append(federation.gradients(federation.start).rows)
     torch.testing.assert_close(*answers, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("network", ["resnet9", "patch-cnn"])
-@pytest.mark.parametrize("norm", ["batch", "group"])
+@pytest.mark.parametrize(("network", "norm"), [("resnet9", "batch"), ("resnet9", "group"), ("patch-cnn", "batch")])
 def test_saved_image_models_come_back_without_the_model(tmp_path, small, network, norm):
     experiment = load_experiment("cross-silo", EXPERIMENTS, [f"network={network}", f"norm={norm}", "width=2"])
     clients, model, loss = experiment.parts(0)
@@ -131,6 +130,11 @@ def test_saved_image_models_come_back_without_the_model(tmp_path, small, network
     x = small[1].inputs[:5]
     for name in result.names:
         assert torch.equal(loaded.models[name](x), result.models[name](x))
+
+
+def test_a_norm_that_the_network_does_not_have_is_refused():
+    with pytest.raises(ConfigError, match="norm = 'group' has a meaning only with network = 'resnet9'"):
+        load_experiment("cross-silo-small", EXPERIMENTS, ["norm=group"])
 
 
 def test_only_layers_of_torch_and_of_ours_are_ever_made():
@@ -185,7 +189,7 @@ def test_augmentation_follows_client_and_round_and_not_who_else_is_there():
         clients = [client for client in picture_clients() if client.name in names]
         federation = Federation(clients, standardised, batch_size=6, augment=crop_flip, seed=3)
         keys = draws.combine(federation._keys, round, 0)
-        fields = federation._batch(np.arange(len(clients)), keys, 6)
+        fields = federation._train.draw(np.arange(len(clients)), keys, 6)
         return dict(zip(federation.names, fields[0], strict=True))
 
     everyone, some = batch(["c0", "c1", "c2"], 5), batch(["c0", "c2"], 5)
@@ -193,7 +197,7 @@ def test_augmentation_follows_client_and_round_and_not_who_else_is_there():
     assert not torch.equal(everyone["c0"], batch(["c0", "c1", "c2"], 6)["c0"])
     same = [cobo.Client(n, train=picture_clients()[0].train, test=picture_clients()[0].test) for n in ("a", "b")]
     federation = Federation(same, standardised, batch_size=None, augment=crop_flip)
-    one, other = federation._batch(np.arange(2), federation._keys, None)[0]
+    one, other = federation._train.draw(np.arange(2), federation._keys, None)[0]
     assert not torch.equal(one, other)
 
 
@@ -342,11 +346,11 @@ def test_the_presets_are_the_papers(name, rounds, share):
 def test_methods_that_cost_too_much_run_when_they_are_named(tmp_path, monkeypatch, capsys):
     for name in ("cross-device", "cross-device-small"):
         experiment = load_experiment(name, EXPERIMENTS)
-        assert cli._wanted("all", experiment) == [method for method in METHODS if method != "fc"]
+        assert cli.runs._wanted("all", experiment) == [method for method in METHODS if method != "fc"]
         assert capsys.readouterr().err == f"{name}: fc left out, as it costs far more; name it to run it\n"
-        assert cli._wanted("fc,local", experiment) == ["fc", "local"]
+        assert cli.runs._wanted("fc,local", experiment) == ["fc", "local"]
         assert capsys.readouterr().err == ""
-    assert cli._wanted("all", load_experiment("digits", EXPERIMENTS)) == list(METHODS)
+    assert cli.runs._wanted("all", load_experiment("digits", EXPERIMENTS)) == list(METHODS)
     with pytest.raises(ConfigError, match=r"leave_out.*'nobody'.*local, "):
         load_experiment("digits", EXPERIMENTS, ['leave_out=["nobody"]'])
     left = [method for method in METHODS if method != "local"]

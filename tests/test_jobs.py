@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from cobo.experiments.job import Job
 from cobo.experiments.runner import compare, run_all
 from cobo.experiments.side_by_side import environment
 from cobo.report import summary
+from cobo.training import checkpoint
 from cobo.training.lock import only_one
 
 
@@ -56,33 +58,86 @@ def test_a_run_that_diverges_side_by_side_is_named_at_the_end_and_the_others_are
 
 @pytest.mark.slow
 def test_a_run_whose_folder_is_taken_ends_the_others_with_their_checkpoints(tmp_path):
+    place, other = tmp_path / "local" / "seed-0", tmp_path / "ditto" / "seed-0"
+
+    class Late(Silent):
+        def begin(self, label):
+            deadline = time.monotonic() + 300
+            while label == "local seed 0" and not checkpoint.newest(other / "checkpoint"):
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            return super().begin(label)
+
     experiment = tiny("rounds=100000", "evaluate_every=5")
-    place = tmp_path / "local" / "seed-0"
     place.mkdir(parents=True)
     with only_one(place), pytest.raises(ConfigError, match="another process is at work") as caught:
-        compare(experiment, ["ditto", "local"], [0], tmp_path, resume=True, watch=Silent(), at_once=2)
+        compare(experiment, ["ditto", "local"], [0], tmp_path, resume=True, watch=Late(), at_once=2)
     assert "\n" not in str(caught.value)
-    path = tmp_path / "ditto" / "seed-0" / "events.jsonl"
-    if path.exists():  # it came to its first round
-        assert json.loads(path.read_text().splitlines()[-1])["event"] == "interrupted"
+    last = json.loads((other / "events.jsonl").read_text().splitlines()[-1])
+    assert last["event"] == "interrupted"
+    assert last["round"] == checkpoint.newest(other / "checkpoint")
+
+
+def process_of(place: Path) -> int:
+    """The child that is at work in a run's folder."""
+    for child in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split():
+        if any(os.readlink(file) == str(place / ".lock") for file in Path(f"/proc/{child}/fd").iterdir()):
+            return int(child)
+    raise AssertionError(f"nobody is at work in {place}")
 
 
 @pytest.mark.slow
 def test_a_worker_that_is_killed_costs_its_own_run_only(tmp_path):
     class Killer(Silent):
-        killed = False
-
         def __call__(self, event):
-            if event["event"] == "started" and event["method"] == "fc" and not self.killed:
-                self.killed = True
-                for child in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split():
-                    os.kill(int(child), signal.SIGKILL)
+            if event["event"] == "started" and event["method"] == "fc":
+                os.kill(process_of(jobs[0].place), signal.SIGKILL)
 
-    jobs = [Job(tiny(), m, 0, tmp_path, m) for m in ("fc", "local")]
+    jobs = [Job(tiny("rounds=60"), m, 0, tmp_path, m) for m in ("fc", "local", "oracle")]
     with pytest.raises(RunError, match=r"^fc failed: its process ended with signal 9$"):
-        run_all(jobs[:1], resume=True, watch=Killer(), at_once=2)
+        run_all(jobs, resume=True, watch=Killer(), at_once=2)
+    assert [job.finished for job in jobs] == [False, True, True]
     run_all(jobs, resume=True, watch=Silent(), at_once=2)
-    assert set(numbers(tmp_path)) == {"fc", "local"}
+    assert set(numbers(tmp_path)) == {"fc", "local", "oracle"}
+
+
+@pytest.mark.slow
+def test_the_last_words_of_a_worker_that_dies_before_its_run_begins_are_kept(tmp_path, monkeypatch):
+    dies = "import os\nos.write(2, b'Traceback\\nOSError: no disk\\n')\nos._exit(1)\n"
+    (tmp_path / "sitecustomize.py").write_text(dies)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    path = tmp_path / "runs" / "stderr.txt"
+    with pytest.raises(RunError) as caught:
+        run_all([Job(tiny(), "local", 0, path.parent, "local")], resume=False, watch=Silent(), at_once=2)
+    how = "its process ended with exit code 1 (OSError: no disk)"
+    assert str(caught.value) == f"local failed: {how}; all that it said is in {path}"
+    assert path.read_text() == "Traceback\nOSError: no disk\n"
+
+
+@pytest.mark.slow
+def test_files_in_the_folder_one_is_in_are_not_taken_for_modules(tmp_path, monkeypatch):
+    (tmp_path / "statistics.py").write_text("raise RuntimeError('not a module')\n")
+    monkeypatch.chdir(tmp_path)
+    job = Job(tiny(), "local", 0, tmp_path / "runs", "local")
+    run_all([job], resume=False, watch=Silent(), at_once=2)
+    assert job.finished
+
+
+@pytest.mark.slow
+def test_a_worker_can_be_stopped_although_ctrl_c_was_ignored_where_it_was_started(tmp_path):
+    hears, tells = os.pipe()
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    process = start("worker", str(tells), stdin=subprocess.PIPE, pass_fds=[tells])
+    signal.signal(signal.SIGINT, before)
+    os.close(tells)
+    asked = {"settings": tiny().plain(), "method": "local", "seed": 0, "folder": str(tmp_path), "resume": False}
+    process.stdin.write(json.dumps(asked) + "\n")
+    process.stdin.flush()
+    with open(hears) as told:
+        assert any("ended" in line for line in told)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+    process.communicate()
 
 
 @pytest.mark.slow

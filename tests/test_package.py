@@ -36,6 +36,7 @@ def test_the_wheel_installs_into_a_clean_environment_and_the_demo_runs(tmp_path)
     for method in ("cobo", "local", "oracle"):
         assert method in out
     assert (tmp_path / "demo" / "results.json").exists()
+    assert (tmp_path / "demo" / "report.html").stat().st_size > 50_000
 
 
 def modules() -> list[str]:

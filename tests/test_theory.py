@@ -353,7 +353,11 @@ def test_the_command_writes_its_files_and_does_not_overwrite_them(tmp_path, comm
     assert "| 4* |" in (tmp_path / "table.md").read_text()
     for name in ("theory", "figure1"):
         assert (tmp_path / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-        assert (tmp_path / "figures" / f"{name}.svg").stat().st_size > 10_000
+        drawn = (tmp_path / "figures" / f"{name}.svg").read_bytes()
+        assert len(drawn) > 10_000
+        (tmp_path / "figures" / f"{name}.svg").unlink()
+        assert command("figure", name, str(tmp_path))[0] == 0
+        assert (tmp_path / "figures" / f"{name}.svg").read_bytes() == drawn
     code, _, err = command(*arguments)
     assert code == 2
     assert err.count("\n") == 1

@@ -1,10 +1,12 @@
 """The loop: repeatable, resumable, orderly when something goes wrong."""
 
+import gc
 import json
 import os
 import shutil
 import signal
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -188,7 +190,7 @@ def test_all_checkpoints_damaged_means_from_the_start(tmp_path):
     assert sum(e["event"] == "warning" and "checkpoint" in e["message"] for e in heard) == 2
 
 
-def test_a_half_written_checkpoint_is_ignored(tmp_path):
+def test_a_half_written_checkpoint_is_ignored_and_swept_away(tmp_path):
     whole = small(out=tmp_path)
     half = tmp_path / "checkpoint" / ".writing-00000035"
     shutil.copytree(tmp_path / "checkpoint" / "round-00000030", half)
@@ -196,6 +198,7 @@ def test_a_half_written_checkpoint_is_ignored(tmp_path):
     with open(tmp_path / "metrics.jsonl", "a") as file:
         file.write('{"round": 35, "acc')
     assert same(whole, small(out=tmp_path, resume=True))
+    assert not half.exists()
 
 
 @pytest.mark.parametrize(
@@ -594,3 +597,17 @@ def test_what_a_kill_left_half_written_is_swept_away(tmp_path):
     before = {path for path in tmp_path.rglob("*") if not path.name.startswith(".writing-")}
     small(out=tmp_path, resume=True)
     assert set(tmp_path.rglob("*")) == before
+
+
+def test_nothing_of_a_run_outlives_it():
+    """Without a collector of cycles: models and samples are large, and many runs may follow each other."""
+    clients = [blobs("a", seed=0), blobs("b", seed=1)]
+    held = [weakref.ref(clients[0].train)]
+    gc.collect()
+    gc.disable()
+    try:
+        cobo.fit(clients, model=lambda: nn.Linear(2, 2), rounds=2, listeners=[lambda event: None])
+        del clients
+        assert held[0]() is None
+    finally:
+        gc.enable()

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 import signal
 import time
 
@@ -214,5 +215,12 @@ def test_a_value_that_diverges_is_named_and_the_others_are_in_the_table(tmp_path
                          str(tmp_path))  # fmt: skip
     assert code == 1
     assert "lr=1e30 local seed 0 failed: round" in err.splitlines()[-1]
-    assert "Begun but not finished" not in out  # of a value with no finished run nothing is said
-    assert "0.1" in out
+    assert "Begun but not finished: 1e30 local seed-0." in out
+    assert re.search(r"^1e30( +-){8}$", out, re.MULTILINE)
+    good, bad = json.loads((tmp_path / "results.json").read_text())["values"]
+    assert list(good["methods"]) == ["local"]
+    assert (bad["text"], bad["methods"], bad["unfinished"]) == ("1e30", {}, ["local seed-0"])
+    assert "| 1e30 | - | - |" in (tmp_path / "table.md").read_text()
+    assert (tmp_path / "table.csv").read_text().splitlines()[-1].startswith("1e30,,,")
+    assert "1e30 & - & -" in (tmp_path / "table.tex").read_text()
+    assert "1e30" in (tmp_path / "figures" / "vary.svg").read_text()

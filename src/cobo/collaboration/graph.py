@@ -13,12 +13,13 @@ Matrix = NDArray[np.floating]
 def components(W: Matrix, threshold: float = 0.5, *, relative: bool = False) -> NDArray[np.int64]:
     """The group number of each client: connected components of the pairs whose mean weight is at least threshold.
 
-    `relative` divides each row by its largest entry, for rows on a simplex, which have no scale of their own.
+    `relative` divides each row by its largest entry, for rows on a simplex, which have no scale of their own; who
+    trusts itself alone (the diagonal, where it counts) is connected with nobody.
     """
     A = np.array(W, dtype=np.float64)
-    np.fill_diagonal(A, 0)
     if relative:
         A = A / np.maximum(A.max(axis=1, keepdims=True), 1e-12)
+    np.fill_diagonal(A, 0)
     _, labels = connected_components(csr_array(np.where(threshold <= (A + A.T) / 2, 1, 0)), directed=False)
     return labels.astype(np.int64)
 

@@ -5,8 +5,10 @@ Everything else (frozen parameters, constant buffers) exists once, in the templa
 """
 
 import copy
+import hashlib
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -18,7 +20,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from cobo import draws
 from cobo.compute.batch import Fields, Layout
-from cobo.compute.task import Task
+from cobo.compute.task import Measured, Task
 from cobo.errors import ConfigError
 
 Buffers = dict[str, Tensor]
@@ -60,6 +62,7 @@ class Blueprint:
         self.dtype = self.parameters[0].dtype
         if precision == "bfloat16" and self.dtype != torch.float32:
             raise ConfigError(f"precision = 'bfloat16' needs a model of float32, but it has {self.dtype}; cast it")
+        self.frozen = sum(p.nbytes for p in self.module.parameters() if not p.requires_grad)  # bytes, there once
         self.convolutional = any(isinstance(part, nn.modules.conv._ConvNd) for part in self.module.modules())
         self.start = torch.cat([p.detach().reshape(-1) for p in self.parameters])
         self.buffers: Buffers = {}
@@ -71,14 +74,27 @@ class Blueprint:
         """d, the length of a row."""
         return sum(self.sizes)
 
+    @cached_property
+    def base(self) -> str | None:
+        """A checksum of what is not trained and, of adapters, of how they act on it; None if all is trained."""
+        if not self.frozen:
+            return None
+        digest = hashlib.blake2b(digest_size=16)
+        for part in self.module.parameters():
+            if not part.requires_grad:
+                digest.update(part.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        for name, config in getattr(self.module, "peft_config", {}).items():
+            digest.update(f"{name} {config.lora_alpha} {config.lora_dropout}".encode())
+        return digest.hexdigest()
+
     def loss(self, module: nn.Module, batch: Any) -> Tensor:
         """The scalar whose gradient trains the module; float32 also where the layers compute in bfloat16."""
         with self._autocast:
             loss = self.task.loss(module, batch)
         return loss.float() if self._precision == "bfloat16" and isinstance(loss, Tensor) else loss
 
-    def measure(self, module: nn.Module, batch: Any) -> tuple[float, float | None]:
-        """Mean loss on a batch and, for classifiers, the share of right answers."""
+    def measure(self, module: nn.Module, batch: Any) -> Measured:
+        """How good the module is on a batch."""
         with self._autocast:
             return self.task.measure(module, batch)
 
@@ -131,8 +147,8 @@ class Blueprint:
         self.load(self.start, self.buffers)
 
     def activations(self, batch: Fields, layout: Layout) -> int:
-        """The bytes that autograd keeps of one model's forward pass on a batch, beside parameters and batch."""
-        held = {t.untyped_storage().data_ptr() for t in (*self.parameters, *batch)}
+        """The bytes that autograd keeps of one model's forward pass on a batch, beside the model and the batch."""
+        held = {t.untyped_storage().data_ptr() for t in (*self.module.parameters(), *self.module.buffers(), *batch)}
         kept: dict[int, int] = {}
 
         def keep(tensor: Tensor) -> Tensor:

@@ -53,6 +53,8 @@ def choose(blueprint: Blueprint, layout: Layout, trial: Fields, choice: Choice) 
     if blueprint.reassigns:
         return Chosen(looped, "the model puts new buffers in the place of old ones")
     vectorised = Vectorised(blueprint, layout)
+    if choice == "auto" and blueprint.frozen > blueprint.size * blueprint.start.element_size():
+        return Chosen(looped, "most of the model is frozen, so one at a time keeps the machine busy")
     if choice == "vectorised":
         obstacle = vectorised.obstacle(trial)
         if obstacle:

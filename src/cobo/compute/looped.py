@@ -29,6 +29,7 @@ class Looped:
             pieces = torch.autograd.grad(loss, blueprint.parameters, allow_unused=True, materialize_grads=True)
             torch.cat([piece.reshape(-1) for piece in pieces], out=rows[k])
             losses[k] = loss.detach()
+            del loss, pieces  # or the graph of this model would live through the next one's pass
             if blueprint.reassigns:
                 blueprint.collect({name: b[k] for name, b in buffers.items()})
         return [rows], losses

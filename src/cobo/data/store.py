@@ -25,7 +25,10 @@ def cache(name: str) -> Path:
 def chosen() -> list[Path]:
     """The folder that COBO_DATA names, if it does."""
     named = os.environ.get("COBO_DATA")
-    return [Path(named).expanduser()] if named else []
+    try:
+        return [Path(named).expanduser()] if named else []
+    except RuntimeError:
+        raise DataError(f"COBO_DATA = {named!r} is not allowed; there is no such user") from None
 
 
 def folders(name: str, *others: Path) -> list[Path]:

@@ -28,7 +28,7 @@ def read_members(path: Path, wanted: Mapping[str, int]) -> dict[str, bytes]:
                 found[member.name] = content.read()
                 if len(found) == len(wanted):
                     return found
-    except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error) as error:
+    except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error, RecursionError) as error:
         raise ValueError(f"it cannot be unpacked ({error})") from None
     raise ValueError(f"it has no {' and no '.join(sorted(wanted.keys() - found.keys()))}")
 

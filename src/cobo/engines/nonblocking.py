@@ -172,7 +172,7 @@ class NonBlocking:
         state.optimizer.param_groups[0].update(self._rates[round])
         rows = torch.from_numpy(who).to(state.X.device)
         W = self._pulling(state, who, round)
-        strength = state.lr * self._method.rho
+        strength = self._method.strength(state.lr, round, state.rounds)
         state.X[rows] = mixing.pulled_toward(state.X[rows], self._V, W, strength, pull=self._method.pull)
         state.descend_some(rows, self._G[rows])
 

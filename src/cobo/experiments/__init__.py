@@ -2,6 +2,7 @@
 
 from cobo.experiments.experiment import Experiment, Parts, load_experiment, override
 from cobo.experiments.images import CrossDevice, CrossDeviceSmall, CrossSilo, CrossSiloSmall
+from cobo.experiments.language import Language, LanguageSmall
 from cobo.experiments.permuted import Digits, FashionMnist
 from cobo.experiments.quadratic import Quadratic
 
@@ -13,6 +14,8 @@ EXPERIMENTS: dict[str, type[Experiment]] = {
     "cross-silo-small": CrossSiloSmall,
     "cross-device": CrossDevice,
     "cross-device-small": CrossDeviceSmall,
+    "language": Language,
+    "language-small": LanguageSmall,
 }
 
 __all__ = ["EXPERIMENTS", "Experiment", "Parts", "load_experiment", "override"]

@@ -19,6 +19,7 @@ from cobo.methods import METHODS, Method
 from cobo.training.settings import OWN, Training
 
 APART = ("leave_out", "search")  # settings that no run depends on: what `all` means, and where `cobo tune` looks
+TARGETS = ("target_accuracy", "target_perplexity")  # what runs are judged by, when they are over
 TABLES = ("roster", "clocks")  # settings that have settings
 
 
@@ -48,6 +49,7 @@ class Experiment(Training):
 
     experiment: str
     target_accuracy: float | None = Field(default=None, ge=0, le=100)
+    target_perplexity: float | None = Field(default=None, ge=1)
     threads: int | None = Field(default=None, ge=1)  # of torch; small models are faster, and better company, with one
     without: tuple[str, ...] = ()  # clients who take no part
     leave_out: tuple[str, ...] = ()  # methods that run only when they are named, as they cost much more than the others
@@ -64,6 +66,8 @@ class Experiment(Training):
                 field = {**Training.model_fields, **METHODS[method].model_fields}.get(name)
                 if field is None or name in set(Training.model_fields) - set(OWN):
                     raise ValueError(f"tables of settings, of which {method} has no {name}")
+                if values == []:
+                    raise ValueError(f"lists of one value or more; {method}.{name} has none")
                 if isinstance(values, Range) and not (field.annotation is float and 0 < values.low < values.high):
                     raise ValueError(f"lists or, for numbers above 0, {{low, high}}; {method}.{name} is not")
         return search
@@ -204,15 +208,24 @@ def override(table: dict[str, Any], change: str) -> None:
     if not dot:
         table[key] = value
         if key in OWN:  # for every method, also those that have their own
-            for own in table.get("methods", {}).values():
-                own.pop(key, None)
+            methods = _inside(table, "methods")
+            for name in methods:
+                _inside(methods, name).pop(key, None)
     elif owner in METHODS:
-        table.setdefault("methods", {}).setdefault(owner, {})[leaf] = value
+        _inside(_inside(table, "methods"), owner)[leaf] = value
     elif owner in TABLES:
-        table.setdefault(owner, {})[leaf] = value
+        _inside(table, owner)[leaf] = value
     else:
         known = ", ".join([*METHODS, *TABLES])
         raise ConfigError(f"--set {change!r}: {owner!r} has no settings of its own; known are {known}")
+
+
+def _inside(table: dict[str, Any], key: str) -> dict[str, Any]:
+    """A table in a table, made if it is not there."""
+    found = table.setdefault(key, {})
+    if not isinstance(found, dict):
+        raise ConfigError(f"{key} = {found!r} is not allowed; it should be a table of settings")
+    return found
 
 
 def read_value(text: str, where: str) -> Any:

@@ -1,10 +1,10 @@
 """The paper's image experiments on CIFAR-100: section 4.1 (cross-silo) and section 4.2 (cross-device)."""
 
 from abc import abstractmethod
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import nn
 
 from cobo import draws
@@ -31,12 +31,18 @@ class Cifar100(Experiment):
     width: int = Field(default=64, ge=1)
     norm: Literal["batch", "group"] = "batch"
 
+    @model_validator(mode="after")
+    def _normalises(self) -> Self:
+        if self.norm != "batch" and self.network != "resnet9":
+            raise ValueError(f"norm = {self.norm!r} has a meaning only with network = 'resnet9'")
+        return self
+
     def build(self, seed: int, *, validation: float = 0.0) -> Parts:
         train, test = cifar100()
         if validation:
             train, test = train.divided(validation, seed)
         if self.test_fraction < 1:
-            test = test.divided(self.test_fraction, 0)[1]
+            test = test.divided(1 - self.test_fraction, 0)[0]
         try:
             clients = partition.make_clients(self._shares(train, seed), train, test)
         except (ConfigError, DataError) as error:

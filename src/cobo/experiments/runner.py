@@ -1,7 +1,7 @@
 """Runs of an experiment in a folder: methods times seeds, each resumable."""
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,17 @@ from cobo.compute.task import Task
 from cobo.errors import CheckpointError, RunError
 from cobo.experiments.experiment import APART, Experiment
 from cobo.experiments.job import Job, Watcher
+from cobo.experiments.outlook import Expected, expect, outlook
 from cobo.experiments.side_by_side import run_side_by_side
+from cobo.federation import Federation
 from cobo.training import membership
 from cobo.training.checkpoint import write_atomic
 from cobo.training.events import Event, Listener
 from cobo.training.fit import federate, fit, refuse_overwriting
 from cobo.training.result import Result
 from cobo.training.settings import Training
+
+Say = Callable[[str], None]
 
 
 class Claim:
@@ -71,34 +75,34 @@ def compare(
     resume: bool,
     watch: Watcher,
     at_once: int = 1,
+    say: Say | None = None,
 ) -> None:
     """Methods times seeds; all methods have their first seed before any has its second: a table to look at early."""
-    Claim(folder, experiment)
-    check(experiment, methods, seeds[0])
     jobs = [Job(experiment, m, seed, folder, f"{m} seed {seed}") for seed in seeds for m in methods]
-    run_all(jobs, resume=resume, watch=watch, at_once=at_once)
+    run_all(jobs, resume=resume, watch=watch, at_once=at_once, say=say)
 
 
-def check(experiment: Experiment, methods: Sequence[str], seed: int) -> None:
-    """Refuse what cannot work, for any of the methods, before anything runs."""
+def check(experiment: Experiment, methods: Sequence[str], seed: int, *, validation: float = 0.0) -> Federation:
+    """Refuse what cannot work, for any of the methods, before anything runs; the federation that they would train."""
     if experiment.threads is not None:
         torch.set_num_threads(experiment.threads)
-    parts = experiment.parts(seed)
+    parts = experiment.parts(seed, validation=validation)
     settings = {method: Training(**experiment.training(method, seed)) for method in methods}
     federation = federate(parts.clients, parts.model, Task(parts.loss), settings[methods[0]])
     for method in methods:
         membership.check(federation, experiment.method(method), settings[method])
+    return federation
 
 
-def run_all(jobs: Sequence[Job], *, resume: bool, watch: Watcher, at_once: int = 1) -> None:
+def run_all(jobs: Sequence[Job], *, resume: bool, watch: Watcher, at_once: int = 1, say: Say | None = None) -> None:
     """Runs one after the other, or so many at once in processes of their own; the finished are left as they are.
 
-    A run that fails (diverges) does not keep the others from running; the failure is raised at the end.
+    What cannot work for one of them is refused before any runs; then `say` is told what they will take. A run that
+    fails (diverges) does not keep the others from running; the failure is raised at the end.
     """
-    if not resume:
-        for job in jobs:
-            refuse_overwriting(job.place)
-    waiting = [job for job in jobs if not (resume and job.finished)]
+    for folder, experiment in {job.folder: job.experiment for job in jobs}.items():
+        Claim(folder, experiment)
+    waiting = prepare(jobs, resume=resume, at_once=at_once, say=say)
     for _ in range(len(jobs) - len(waiting)):
         watch.skip()
     if at_once > 1:
@@ -108,6 +112,23 @@ def run_all(jobs: Sequence[Job], *, resume: bool, watch: Watcher, at_once: int =
     if failures:
         more = f" ({len(failures) - 1} more did too)" if len(failures) > 1 else ""
         raise RunError(failures[0] + more)
+
+
+def prepare(jobs: Sequence[Job], *, resume: bool, at_once: int = 1, say: Say | None = None) -> list[Job]:
+    """Those that are to be run. Refuses folders that are taken and what cannot work, then says what they will take."""
+    if not resume:
+        for job in jobs:
+            refuse_overwriting(job.place)
+    waiting = [job for job in jobs if not (resume and job.finished)]
+    expected: list[Expected] = []
+    for folder in dict.fromkeys(job.folder for job in waiting):
+        mine = [job for job in waiting if job.folder == folder]
+        federation = check(mine[0].experiment, list(dict.fromkeys(job.method for job in mine)), mine[0].seed)
+        expected += [] if say is None else [expect(federation, mine, resume=resume)]
+    if say is not None and waiting:
+        for line in outlook(waiting, expected, at_once):
+            say(line)
+    return waiting
 
 
 def _run_in_turn(jobs: Sequence[Job], *, resume: bool, watch: Watcher) -> list[str]:
@@ -131,15 +152,18 @@ def run(
     resume: bool,
     listeners: Sequence[Listener] = (),
     progress: bool = True,
+    say: Say | None = None,
 ) -> Result:
-    """One method with one seed, recorded in FOLDER/METHOD/seed-K."""
+    """One method with one seed, recorded in FOLDER/METHOD/seed-K; `say` is told first what it will take."""
     if experiment.threads is not None:
         torch.set_num_threads(experiment.threads)
     chosen = experiment.method(method)
-    mine = folder / method / f"seed-{seed}"
+    job = Job(experiment, method, seed, folder, f"{method} seed {seed}")
+    mine = job.place
     others = [path for path in folder.glob("*/seed-*") if path != mine]
-    finished = (mine / "result.json").exists()
-    claim = Claim(folder, experiment, alone=resume and not others and not finished)
+    claim = Claim(folder, experiment, alone=resume and not others and not job.finished)
+    if say is not None:
+        prepare([job], resume=resume, say=say)
     parts = experiment.parts(seed)
     settings: dict[str, Any] = experiment.training(method, seed)
     return fit(
@@ -151,6 +175,6 @@ def run(
         resume=resume,
         listeners=[claim, *listeners],
         progress=progress,
-        label=f"{method} seed {seed}",
+        label=job.label,
         **settings,
     )

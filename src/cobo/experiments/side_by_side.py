@@ -59,7 +59,7 @@ class _Worker:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115, closed when the process has ended
         self.pipe, told = os.pipe()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "cobo", "worker", str(told)],
+            [sys.executable, "-P", "-m", "cobo", "worker", str(told)],  # whatever lies in the folder we are in
             stdin=subprocess.PIPE, stdout=self._errors, stderr=self._errors, process_group=0, pass_fds=[told],
             env=environment(device, place),
         )  # fmt: skip
@@ -103,9 +103,11 @@ class _Worker:
         if last.startswith("cobo: "):
             return code, last.removeprefix("cobo: ")
         how = f"its process ended with signal {-code}" if code < 0 else f"its process ended with exit code {code}"
-        if not said or self.job is None or not self.job.place.is_dir():
+        if not said or self.job is None:
             return code, how
-        path = self.job.place / "stderr.txt"
+        place = self.job.place if self.job.place.is_dir() else self.job.folder
+        place.mkdir(parents=True, exist_ok=True)
+        path = place / "stderr.txt"
         path.write_text(said + "\n", encoding="utf-8")
         return code, f"{how} ({last}); all that it said is in {path}"
 

@@ -4,6 +4,9 @@ A trial is a point in the ranges of the learning rate and of the method's own se
 a scrambled Halton sequence, whatever the experiment's own settings are, so the k-th trial is always the same and a
 search can be stopped, resumed and lengthened. Each is run with every seed on clients that are judged by a share of
 the *training* samples, on which nobody trains; the mean accuracy (or loss) decides. Test samples are never looked at.
+
+What is best in short runs need not be in long ones. A search can be among the best of an earlier one: many trials of
+few rounds first, then the best few of each method in full.
 """
 
 import json
@@ -15,15 +18,13 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 import tomli_w
-import torch
 
 from cobo import draws
-from cobo.compute.task import Task
 from cobo.errors import CheckpointError, ConfigError, RunError
 from cobo.experiments.experiment import Experiment, Range
-from cobo.experiments.job import Watcher
-from cobo.experiments.runner import Claim
-from cobo.federation import Federation
+from cobo.experiments.job import Job, Watcher
+from cobo.experiments.outlook import expect, outlook
+from cobo.experiments.runner import Claim, Say, check
 from cobo.methods import METHODS
 from cobo.training.checkpoint import write_atomic
 from cobo.training.fit import fit
@@ -47,19 +48,30 @@ class Trial(NamedTuple):
 
 
 def tune(
-    experiment: Experiment, methods: Sequence[str], trials: int, seeds: int, folder: Path, watch: Watcher
+    experiment: Experiment,
+    methods: Sequence[str],
+    trials: int,
+    seeds: int,
+    folder: Path,
+    watch: Watcher,
+    among: Path | None = None,
+    say: Say | None = None,
 ) -> dict[str, Trial]:
-    """The best trial of each method; FOLDER/tuned.toml holds them for `compare --tuned`."""
+    """The best trial of each method; FOLDER/tuned.toml holds them for `compare --tuned`.
+
+    `among` is the folder of an earlier search: the trials are then the best so many of each method there. `say` is
+    told first what the search will take.
+    """
+    chosen = {m: points(experiment, m, trials) if among is None else finalists(among, m, trials) for m in methods}
     claim = Claim(folder, experiment)
-    if experiment.threads is not None:
-        torch.set_num_threads(experiment.threads)
+    experiment = experiment.replace(evaluate_every=max(1, experiment.rounds // 4))
+    _prepare(experiment, methods, trials, range(FIRST_SEED, FIRST_SEED + seeds), folder, say)
     for method in methods:
-        experiment.method(method).check(_federation(experiment), experiment.lr / LR_FACTOR)
         (folder / method).mkdir(parents=True, exist_ok=True)
         with only_one(folder / method):
             _drop_torn_line(folder / method / "trials.jsonl")
             done = _scores(folder, method)
-            for number, point in enumerate(points(experiment, method, trials)):
+            for number, point in enumerate(chosen[method]):
                 for seed in range(FIRST_SEED, FIRST_SEED + seeds):
                     if (number, seed) in done:
                         _check_point(folder, method, done[number, seed], point)
@@ -73,7 +85,7 @@ def tune(
         if method not in found:
             note = finished(folder, method, trials, seeds)[0].note
             raise RunError(f"no trial of {method} could be run to its end; the first: {note}")
-    write_atomic(folder / "tuned.toml", _as_toml(experiment, folder, trials, seeds).encode())
+    write_atomic(folder / "tuned.toml", _as_toml(experiment, folder, trials, seeds, among).encode())
     return found
 
 
@@ -92,15 +104,32 @@ def points(experiment: Experiment, method: str, trials: int) -> list[Point]:
     return [{n: _between(r, float(u)) for (n, r), u in zip(ranges.items(), row, strict=True)} for row in drawn]
 
 
+def finalists(folder: Path, method: str, wanted: int) -> list[Point]:
+    """The points of the best trials of an earlier search, best first."""
+    lines = _scores(folder, method).values()
+    seeds = len({line["seed"] for line in lines})
+    tried = finished(folder, method, 1 + max((line["trial"] for line in lines), default=-1), seeds)
+    scored = sorted((-trial.score, trial.number, trial.point) for trial in tried if trial.score is not None)
+    if len(scored) < wanted:
+        raise ConfigError(f"{folder} has {len(scored)} finished trials of {method}, not {wanted}: fewer --trials?")
+    return [point for _, _, point in scored[:wanted]]
+
+
 def best(folder: Path, trials: int, seeds: int) -> dict[str, Trial]:
     """The best trial of every method that has had all of them."""
     found = {}
     for method in METHODS:
         tried = finished(folder, method, trials, seeds)
-        complete = [(trial.score, -trial.number, trial) for trial in tried if trial.score is not None]
-        if complete and len(tried) == trials:
-            found[method] = max(complete)[-1]
+        first = leader(tried)
+        if first is not None and len(tried) == trials:
+            found[method] = first
     return found
+
+
+def leader(tried: Sequence[Trial]) -> Trial | None:
+    """The best of them, if any could be run to its end."""
+    scored = [(trial.score, -trial.number, trial) for trial in tried if trial.score is not None]
+    return max(scored)[-1] if scored else None
 
 
 def finished(folder: Path, method: str, trials: int, seeds: int) -> list[Trial]:
@@ -125,10 +154,18 @@ def _ranges(experiment: Experiment, method: str) -> dict[str, Any]:
     return {**usual, **{k: (v.low, v.high) if isinstance(v, Range) else v for k, v in own.items()}}
 
 
-def _federation(experiment: Experiment) -> Federation:
-    """For what a method has to say against the experiment itself, before anything runs."""
-    parts = experiment.parts(FIRST_SEED, validation=VALIDATION)
-    return Federation(parts.clients, parts.model, task=Task(parts.loss), batch_size=experiment.batch_size)
+def _prepare(
+    experiment: Experiment, methods: Sequence[str], trials: int, seeds: Sequence[int], folder: Path, say: Say | None
+) -> None:
+    """Refuse what cannot work at any point: what fails in a trial is then the point's fault. Say what trials take."""
+    tables = {m: {**experiment.methods.get(m, {}), "lr": min(_ranges(experiment, m)["lr"])} for m in methods}
+    federation = check(experiment.replace(methods=tables), methods, FIRST_SEED, validation=VALIDATION)
+    done = {m: _scores(folder, m) for m in methods}
+    left = [(m, seed) for m in methods for k in range(trials) for seed in seeds if (k, seed) not in done[m]]
+    jobs = [Job(experiment, m, seed, folder, m) for m, seed in left]
+    if say is not None and jobs:
+        for line in outlook(jobs, [expect(federation, jobs, resume=False)]):
+            say(line)
 
 
 def _between(bounds: Any, u: float) -> Any:
@@ -152,7 +189,7 @@ def _run(
         result = fit(
             parts.clients, model=parts.model, loss=parts.loss, method=changed.method(method), out=trial, resume=True,
             listeners=listeners,
-            **{**changed.training(method, seed), "evaluate_every": max(1, changed.rounds // 4)},
+            **changed.training(method, seed),
         )  # fmt: skip
         score, note = _judged(result.history[-1])
     except (ConfigError, RunError) as error:  # outside the stable range, or diverged
@@ -196,17 +233,19 @@ def _drop_torn_line(path: Path) -> None:
 def _check_point(folder: Path, method: str, line: dict[str, Any], point: Point) -> None:
     if line["point"] != point:
         raise CheckpointError(
-            f"{folder}: trial {line['trial'] + 1} of {method} was run with {line['point']}, not {point}; the ranges "
-            "have changed, use another --out"
+            f"{folder}: trial {line['trial'] + 1} of {method} was run with {line['point']}, not {point}; the ranges or "
+            "the earlier search have changed, use another --out"
         )
 
 
-def _as_toml(experiment: Experiment, folder: Path, trials: int, seeds: int) -> str:
+def _as_toml(experiment: Experiment, folder: Path, trials: int, seeds: int, among: Path | None) -> str:
     last = FIRST_SEED + seeds - 1
     text = (
         f"# Best of {trials} trials of each method for {experiment.experiment}, {experiment.rounds} rounds, judged by "
         f"{VALIDATION:.0%} of the training samples\n# on which nobody trained, with seeds {FIRST_SEED} to {last}.\n"
     )
+    if among is not None:
+        text += "# These were the best of an earlier search.\n"
     text += tomli_w.dumps({"experiment": experiment.experiment})
     for method, trial in best(folder, trials, seeds).items():
         about = f"trial {trial.number + 1}, score {trial.score:.4g}"

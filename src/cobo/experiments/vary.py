@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cobo.errors import ConfigError
-from cobo.experiments.experiment import APART, Experiment, load_experiment, read_value
+from cobo.experiments.experiment import APART, TARGETS, Experiment, load_experiment, read_value
 from cobo.experiments.job import Job, Watcher
-from cobo.experiments.runner import Claim, check, run_all
+from cobo.experiments.runner import Say, run_all
 
 OPENING, CLOSING, QUOTES = "[{", "]}", "\"'"
 
@@ -59,12 +59,11 @@ class Variation:
             if self.home(value, method) is value
         ]  # fmt: skip
 
-    def run(self, seeds: Sequence[int], *, resume: bool, watch: Watcher, at_once: int = 1) -> None:
+    def run(
+        self, seeds: Sequence[int], *, resume: bool, watch: Watcher, at_once: int = 1, say: Say | None = None
+    ) -> None:
         """Like `compare`: all is checked before anything runs, and what is finished is left as it is."""
-        for value in self.values:
-            Claim(value.folder, value.experiment)
-            check(value.experiment, self.methods, seeds[0])
-        run_all(self.jobs(seeds), resume=resume, watch=watch, at_once=at_once)
+        run_all(self.jobs(seeds), resume=resume, watch=watch, at_once=at_once, say=say)
 
 
 def load_values(
@@ -128,5 +127,5 @@ def safe(name: str) -> str:
 
 def _settings(experiment: Experiment, method: str) -> dict[str, Any]:
     """All that the runs of one method follow from."""
-    settings = {k: v for k, v in experiment.plain().items() if k not in ("target_accuracy", *APART)}
+    settings = {k: v for k, v in experiment.plain().items() if k not in TARGETS and k not in APART}
     return {**settings, "methods": settings["methods"].get(method, {})}

@@ -6,6 +6,7 @@ the command.
 """
 
 import json
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -21,6 +22,7 @@ PAUSE = 0.1  # seconds between two rounds that are told of
 
 def work(known: Mapping[str, type[Experiment]], pipe: int) -> None:
     """Until there is nothing more to do. If the parent is gone, telling it fails: so ends, within a round, the run."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the parent says "stop" by it, whoever ignored it before
     tell = _teller(pipe)
     for line in sys.stdin:
         asked = json.loads(line)

@@ -3,55 +3,34 @@
     gradients(models, clients, round)   the stochastic gradient of client clients[k] at models[k], for any rows;
                                         with `pairs`, also the products of pair gradients at midpoints
     local_steps(...)                    several SGD steps of each client, pulled toward an anchor
-    evaluate(models)                    loss and accuracy of each client's model on that client's test samples
+    evaluate(models)                    loss, accuracy or perplexity of each client's model on its test samples
 
 Shapes: n clients present, d trained parameters, m rows asked for, p pairs. Clients are asked for by their position
 among those present; data, buffers and keys are those of everyone, present or not.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from cobo import draws
+from cobo.compute.accumulated import Accumulated
 from cobo.compute.batch import Fields
 from cobo.compute.blueprint import Blueprint, BufferPolicy, Buffers, Precision, average_buffers, mean_buffer
 from cobo.compute.executor import Choice, Chosen, choose
 from cobo.compute.task import Task
-from cobo.errors import DataError
+from cobo.federation.answers import Gradients, Products
 from cobo.federation.augment import Augmentation, check_images, crop_flip
+from cobo.federation.batches import SAMPLES_AT_ONCE, Batches, Indices
 from cobo.federation.client import Client, check_clients
 from cobo.federation.judge import Judge
-from cobo.federation.samples import Pool, Samples, TensorSamples
+from cobo.federation.samples import sound
+from cobo.federation.targets import check_targets
 
-Indices = NDArray[np.int64]
-
-ROWS_AT_ONCE = 256 << 20  # bytes of gradients that are not yet where they belong, when models are looped over
-
-
-@dataclass(frozen=True)
-class Products:
-    """For each pair (i, j) [p, 2]: the inner product of both clients' gradients at the midpoint, and their norms."""
-
-    pairs: Tensor
-    inner: Tensor
-    norm_i: Tensor
-    norm_j: Tensor
-
-
-@dataclass(frozen=True)
-class Gradients:
-    """Gradients [m, d], the batch losses [m] they belong to, which rows are finite, and the pairs' products."""
-
-    rows: Tensor
-    losses: Tensor
-    finite: Tensor
-    products: Products
+ROWS_AT_ONCE = 8 << 20  # bytes of gradients that are not yet where they belong, when models are looped over
 
 
 class Federation:
@@ -65,6 +44,7 @@ class Federation:
         task: Task | None = None,
         seed: int = 0,
         batch_size: int | None = 32,
+        accumulate: int = 1,
         augment: Augmentation | None = None,
         buffers: BufferPolicy = "local",
         precision: Precision = "float32",
@@ -75,7 +55,9 @@ class Federation:
         self.clients = check_clients(clients)
         self.everyone = [client.name for client in self.clients]
         self.attend(self.everyone)
-        self.seed, self.batch_size, self.augment, self.policy = seed, batch_size, augment, buffers
+        self.seed, self.policy = seed, buffers
+        self.batch_size = None if batch_size is None else accumulate * batch_size
+        self.accumulate = accumulate
         self.models_at_once = models_at_once
         self.device = torch.device(device)
         self.computed = 0  # gradients so far
@@ -84,23 +66,27 @@ class Federation:
             model, task or Task(), seed=seed, policy=buffers, device=self.device, precision=precision
         )
         place: dict[str, Any] = {"dtype": self.blueprint.dtype, "device": self.device}
-        self._train = Pool([client.train for client in self.clients], **place)
+        self._train = Batches(self.clients, place, augment)
         self._judge = Judge(self.clients, self.blueprint, place)
-        trial = self._trial_batch()
+        trial = self._trial()
         if augment is crop_flip:
             check_images(trial[0])
         self.blueprint.try_out(trial, self._train.layout)
-        self._check_classes(trial)
+        check_targets(self.clients, self.blueprint, self._train.layout.build(trial))
         self.chosen: Chosen = choose(self.blueprint, self._train.layout, trial, executor)
         if self.chosen.executor.name == "looped":  # activations exist for one model at a time, but rows for all
             row = self.blueprint.size * self.blueprint.start.element_size()
             self.models_at_once = max(1, min(models_at_once, ROWS_AT_ONCE // row))
+        if accumulate > 1 and batch_size is not None:
+            self.chosen = self.chosen._replace(
+                executor=Accumulated(self.chosen.executor, batch_size, self.blueprint.task.weights)
+            )
         self.buffers: Buffers = {
             name: b.expand(len(self.clients), *b.shape).clone() for name, b in self.blueprint.buffers.items()
         }
         self._keys = self.keys("batch")  # of everyone
         self.work = np.zeros(len(self.clients), dtype=np.int64)  # gradients of each client since it was made
-        self.unsound = [c.name for c in self.clients if _not_finite(c.train) or _not_finite(c.test)]
+        self.unsound = [c.name for c in self.clients if not (sound(c.train) and sound(c.test))]
 
     def attend(self, names: Sequence[str], since: Mapping[str, int] | None = None) -> None:
         """From now on these clients are present, in this order; `since` says from which round on, if not from 0."""
@@ -129,11 +115,6 @@ class Federation:
     def samples(self) -> Tensor:
         """How many training samples each client present has."""
         return torch.from_numpy(self._train.sizes[self._here])
-
-    @property
-    def batches(self) -> float:
-        """How many batches all training samples of a client are, in the mean over those present."""
-        return 1.0 if self.batch_size is None else float(self._train.sizes[self._here].mean()) / self.batch_size
 
     @property
     def start(self) -> Tensor:
@@ -169,11 +150,11 @@ class Federation:
         losses = torch.empty(len(who), dtype=models.dtype, device=models.device)
         finite = torch.empty(len(who), dtype=torch.bool, device=models.device)
         keys = draws.combine(self._keys[who], round, step)
-        for chunk in self._chunks(who, size=self.batch_size):
+        for chunk in self._train.chunks(who, size=self.batch_size, most=self.models_at_once):
             chosen = who[chunk]
             held = {name: b[chosen] for name, b in self.buffers.items()}
             pieces, losses[chunk] = self.chosen.executor.gradients(
-                _some(models, chunk), self._batch(chosen, keys[chunk], self.batch_size), held, keys[chunk]
+                _some(models, chunk), self._train.draw(chosen, keys[chunk], self.batch_size), held, keys[chunk]
             )
             _put(rows, chunk, pieces)
             # A sum is not finite as soon as one of its terms is not.
@@ -212,8 +193,8 @@ class Federation:
         i, j = who[pairs[:, 0]], who[pairs[:, 1]]
         asks = draws.combine(self._keys[i], round, self._keys[j], 1)
         asked = draws.combine(self._keys[j], round, self._keys[i], 2)
-        most = max(1, min(len(scratch), self.models_at_once // (batches or 1)))  # larger questions, fewer at once
-        for chunk in self._chunks(i, j, size=size, most=most):
+        most = max(1, min(len(scratch), self.models_at_once // self._in_a_pass(batches)))  # large ones, few at once
+        for chunk in self._train.chunks(i, j, size=size, most=most):
             Z = scratch[: len(chunk)]
             for k, (a, b) in enumerate(pairs[chunk].tolist()):
                 torch.lerp(models[a], models[b], 0.5, out=Z[k])
@@ -230,9 +211,27 @@ class Federation:
         """The samples of a pair gradient of so many batches, or None for all that a client has."""
         return None if batches is None or self.batch_size is None else batches * self.batch_size
 
+    def _in_a_pass(self, batches: int | None) -> int:
+        """How many batches of samples are in one pass of a pair gradient."""
+        if self.batch_size is None or self.accumulate > 1:
+            return 1
+        return batches or -(-min(int(self._train.sizes[self._here].max()), SAMPLES_AT_ONCE) // self.batch_size)
+
     def _ask(self, models: Tensor, clients: Indices, keys: draws.Keys, size: int | None) -> list[Tensor]:
+        """Gradients in pieces, on batches of `size` samples; on all samples, the mean over passes of a thousand."""
+        if size is not None:
+            return self._pass(models, clients, keys, self._train.draw(clients, keys, size))
+        mean: list[Tensor] = []
+        for k, (positions, share) in enumerate(self._train.whole(clients)):
+            mine = draws.combine(keys, k) if k else keys
+            pieces = self._pass(models, clients, mine, self._train.take(clients, mine, positions))
+            pieces = [share * piece for piece in pieces]
+            mean = [a + b for a, b in zip(mean, pieces, strict=True)] if mean else pieces
+        return mean
+
+    def _pass(self, models: Tensor, clients: Indices, keys: draws.Keys, fields: Fields) -> list[Tensor]:
         scratch = {name: b[clients] for name, b in self.buffers.items()}
-        return self.chosen.executor.gradients(models, self._batch(clients, keys, size), scratch, keys)[0]
+        return self.chosen.executor.gradients(models, fields, scratch, keys)[0]
 
     def _found(self, clients: Sequence[int] | None) -> Indices:
         """Where clients, given by their position among those present, are among everyone."""
@@ -262,27 +261,18 @@ class Federation:
         keys = draws.combine(self._keys[who], round, 0)
         size = None if whole else self.batch_size
         losses = torch.zeros(len(models), len(who), dtype=models.dtype, device=models.device)
-        for chunk in self._chunks(who, size=size):
-            for fields, share in self._parts(who[chunk], keys[chunk], size):
+        for chunk in self._train.chunks(who, size=size, most=self.models_at_once):
+            for fields, share in self._train.parts(who[chunk], keys[chunk], size):
                 for k, row in enumerate(models):
                     held = {name: b[who[chunk]] for name, b in self.buffers.items()}
                     rows = row.expand(len(chunk), -1)
                     losses[k, chunk] += share * self.chosen.executor.losses(rows, fields, held, keys[chunk])
-        self.compared += losses.numel()
+        self.compared += len(models) * int(self.cost(who, None if whole else 1).sum())
         return losses
-
-    def _parts(self, clients: Indices, keys: draws.Keys, size: int | None) -> Iterator[tuple[Fields, float]]:
-        """The clients' batches, or all of their (equally many) samples a thousand at a time, with the share of each."""
-        if size is not None:
-            yield self._batch(clients, keys, size), 1.0
-            return
-        count = int(self._train.sizes[clients[0]])
-        for part in np.array_split(np.arange(count), -(-count // 1024)):
-            yield self._train.take(clients, np.tile(part, (len(clients), 1)), keys), len(part) / count
 
     def rehearse(self) -> int:
         """Gradients as in a round, of as many clients as go together; how many. Nothing is kept, counted or moved."""
-        chunk = next(self._chunks(self._here, size=self.batch_size))
+        chunk = next(self._train.chunks(self._here, size=self.batch_size, most=self.models_at_once))
         who = self._here[chunk if self.chosen.executor.name == "vectorised" else chunk[:1]]
         rows = self.blueprint.start.expand(len(who), -1)
         self._ask(rows, who, draws.combine(self._keys[who], 0, 0), self.batch_size)
@@ -292,10 +282,18 @@ class Federation:
         """A model judged on a part of a client's test samples; how many. Nothing is kept."""
         return self._judge.rehearse(self.buffers, self.batch_size)
 
-    def activations(self) -> int:
-        """The bytes that autograd keeps while the gradients are computed that go together."""
-        count = self.models_at_once if self.chosen.executor.name == "vectorised" else 1
-        return min(count, len(self)) * self.blueprint.activations(self._trial_batch(), self._train.layout)
+    def activations(self, batches: int | None = 1) -> int:
+        """The bytes that autograd keeps while the gradients are computed that go together.
+
+        The most of own gradients and of pair gradients of so many batches, or of all samples.
+        """
+        models = min(len(self), self.models_at_once) if self.chosen.executor.name == "vectorised" else 1
+        each = self._in_a_pass(batches)
+        together = max(models, each * max(1, min(models, self.models_at_once // each)))
+        return together * self.blueprint.activations(self._trial(), self._train.layout)
+
+    def _trial(self) -> Fields:
+        return self._train.trial(None if self.batch_size is None else self.batch_size // self.accumulate, self.seed)
 
     def local_steps(
         self,
@@ -324,11 +322,9 @@ class Federation:
             X.sub_(G, alpha=lr)
         return X
 
-    def evaluate(
-        self, models: Tensor, clients: Sequence[int] | None = None, size: int | None = None
-    ) -> list[dict[str, float]]:
-        """For each client: mean loss and accuracy (percent) over its whole test set; empty if it has none."""
-        return self._judge.evaluate(models, self._found(clients).tolist(), self.buffers, size)
+    def evaluate(self, models: Tensor, clients: Sequence[int] | None = None) -> list[dict[str, float]]:
+        """For each client: mean loss, and accuracy (percent) or perplexity, over its whole test set, if it has one."""
+        return self._judge.evaluate(models, self._found(clients).tolist(), self.buffers)
 
     def build(self, models: Tensor) -> dict[str, nn.Module]:
         """A ready module for every client present, by name."""
@@ -349,58 +345,6 @@ class Federation:
         whose = torch.from_numpy(self._here[np.asarray(peers, dtype=bool)])
         for rows in self.buffers.values() if len(whose) else ():
             rows[self._here[client]] = mean_buffer(rows[whose.to(rows.device)])
-
-    def _batch(self, clients: Indices, keys: draws.Keys, size: int | None) -> Fields:
-        """`size` samples drawn with replacement, as the paper's xi ~ D_i; or all samples, in order, when it is None."""
-        sizes = self._train.sizes[clients]
-        if size is None:
-            positions = np.tile(np.arange(sizes[0]), (len(clients), 1))
-        else:
-            positions = draws.integers(keys, sizes, size)
-        fields = self._train.take(clients, positions, keys)
-        return fields if self.augment is None else self.augment(fields, keys)
-
-    def _chunks(self, *clients: Indices, size: int | None, most: int | None = None) -> Iterator[Indices]:
-        """Positions in chunks of at most `models_at_once`; batches in a chunk have one size."""
-        most = self.models_at_once if most is None else min(most, self.models_at_once)
-        if len(clients[0]) == 0:
-            return
-        sizes = np.stack([self._train.sizes[c] if size is None else 0 * c for c in clients])
-        _, kind = np.unique(sizes, axis=1, return_inverse=True)
-        for which in range(kind.max() + 1):
-            members = np.flatnonzero(kind.reshape(-1) == which)
-            yield from (members[k : k + most] for k in range(0, len(members), most))
-
-    def _trial_batch(self) -> Fields:
-        positions = np.arange(self.batch_size or int(self._train.sizes[0]))[None] % self._train.sizes[0]
-        first, key = (
-            np.zeros(1, dtype=np.int64),
-            draws.combine(draws.key(self.seed, "trial"), np.zeros(1, dtype=np.uint64)),
-        )
-        return tuple(field[0] for field in self._train.take(first, positions, key))
-
-    def _check_classes(self, trial: Fields) -> None:
-        """Class numbers that the model's outputs do not have would fail only when they are first drawn."""
-        if not self.blueprint.task.classifies:
-            return
-        with torch.no_grad():
-            outputs = self.blueprint.module.eval()(trial[0])
-        classes = outputs.shape[1]
-        for client in self.clients:
-            for samples in (client.train, client.test):
-                if not isinstance(samples, TensorSamples) or samples.fields[1].is_floating_point():
-                    continue
-                low, high = int(samples.fields[1].min()), int(samples.fields[1].max())
-                if low < 0 or high >= classes:
-                    raise DataError(
-                        f"client {client.name!r} has class labels from {low} to {high}, but the model's "
-                        f"{classes} outputs allow 0 to {classes - 1}"
-                    )
-
-
-def _not_finite(samples: Samples | None) -> bool:
-    fields = samples.fields if isinstance(samples, TensorSamples) else ()
-    return any(f.is_floating_point() and not bool(torch.isfinite(f).all()) for f in fields)
 
 
 def _some(models: Tensor, chunk: Indices) -> Tensor:

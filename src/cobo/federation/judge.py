@@ -1,6 +1,8 @@
 """Models judged by the clients' test samples."""
 
+import math
 from collections.abc import Hashable, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -9,10 +11,13 @@ from torch import Tensor, nn
 from cobo.compute.batch import Fields
 from cobo.compute.blueprint import Blueprint, Buffers
 from cobo.compute.channels_last import turn_kernels, turned
+from cobo.compute.task import Measured
 from cobo.federation.client import Client
 from cobo.federation.samples import Pool, Samples, TensorSamples
 
-SAMPLES_AT_ONCE, IMAGES_AT_ONCE = 1024, 256  # test samples a forward pass; convolutions are slower with more
+# A forward pass: test samples; images, as convolutions are slower with more; tokens, which have large outputs.
+SAMPLES_AT_ONCE, IMAGES_AT_ONCE, TOKENS_AT_ONCE = 1024, 256, 2048
+LARGEST = 700.0  # loss whose exponential, summed over clients, is a number
 
 
 class Judge:
@@ -26,10 +31,8 @@ class Judge:
         self._blueprint = blueprint
 
     @torch.no_grad()
-    def evaluate(
-        self, models: Tensor, clients: Sequence[int], buffers: Buffers, size: int | None
-    ) -> list[dict[str, float]]:
-        """For each client: mean loss and accuracy (percent) over its whole test set; empty if it has none.
+    def evaluate(self, models: Tensor, clients: Sequence[int], buffers: Buffers) -> list[dict[str, float]]:
+        """For each client: mean loss, and accuracy (percent) or perplexity, over its whole test set, if it has one.
 
         Clients with the model of the first one that has the same test samples (all, if they share a model) are not
         measured again.
@@ -45,7 +48,7 @@ class Judge:
             if r < row and same:
                 results.append(dict(results[r]))
             else:
-                results.append(self._measured(models[row], client, buffers, size))
+                results.append(self._measured(models[row], client, buffers))
         return results
 
     @torch.no_grad()
@@ -53,24 +56,33 @@ class Judge:
         """A model judged on a part of a client's test samples; how many. Nothing is kept."""
         if self._pool is None:
             return 0
-        fields = next(self._pool.walk(0, size or SAMPLES_AT_ONCE))
+        fields = next(self._pool.walk(0, min(size or self._at_once, self._at_once)))
         self._judged(self._loaded(self._blueprint.start, next(iter(self._places)), buffers), fields)
         return len(fields[0])
 
-    def _measured(self, model: Tensor, client: int, buffers: Buffers, size: int | None) -> dict[str, float]:
+    def _measured(self, model: Tensor, client: int, buffers: Buffers) -> dict[str, float]:
         assert self._pool is not None
         totals: dict[str, float] = {}
         count = 0
         module = self._loaded(model, client, buffers)
-        size = size or (IMAGES_AT_ONCE if self._blueprint.convolutional else SAMPLES_AT_ONCE)
-        for fields in self._pool.walk(self._places[client], size):
-            loss, right = self._judged(module, fields)
-            weight = len(fields[0])
+        for fields in self._pool.walk(self._places[client], self._at_once):
+            loss, right, weight = self._judged(module, fields)
             count += weight
             totals["loss"] = totals.get("loss", 0.0) + weight * loss
             if right is not None:
                 totals["accuracy"] = totals.get("accuracy", 0.0) + weight * 100 * right
-        return {name: total / count for name, total in totals.items()}
+        means = {name: total / count if count else math.nan for name, total in totals.items()}
+        if self._blueprint.task.predicts_tokens:
+            means["perplexity"] = math.exp(means["loss"]) if means["loss"] < LARGEST else math.inf
+        return means
+
+    @cached_property
+    def _at_once(self) -> int:
+        """Test samples a forward pass."""
+        assert self._pool is not None
+        if self._blueprint.task.predicts_tokens:
+            return max(1, TOKENS_AT_ONCE // next(self._pool.walk(0, 1))[0].shape[1])
+        return IMAGES_AT_ONCE if self._blueprint.convolutional else SAMPLES_AT_ONCE
 
     def _loaded(self, model: Tensor, client: int, buffers: Buffers) -> nn.Module:
         """A client's model, ready to be judged."""
@@ -79,8 +91,7 @@ class Judge:
             turn_kernels(self._blueprint.parameters)
         return module
 
-    def _judged(self, module: nn.Module, fields: Fields) -> tuple[float, float | None]:
-        """Mean loss on a batch and, for classifiers, the share of right answers."""
+    def _judged(self, module: nn.Module, fields: Fields) -> Measured:
         assert self._pool is not None
         batch = self._pool.layout.build(turned(fields) if self._blueprint.convolutional else fields)
         return self._blueprint.measure(module, batch)

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 from cobo import draws
 from cobo.compute.batch import Fields, Layout
 from cobo.errors import DataError
+from cobo.federation.windows import Windows
 
 
 class Samples(Protocol):
@@ -120,10 +121,23 @@ class Pool:
         return tuple(f.to(self._device, self._dtype if f.is_floating_point() else f.dtype) for f in fields)
 
 
+def held(samples: Samples) -> Fields:
+    """The tensors that are at hand of samples; none of those made on demand."""
+    if isinstance(samples, Windows):
+        return (samples.tokens,) if samples.starts is None else (samples.tokens, samples.starts)
+    return samples.fields if isinstance(samples, TensorSamples) else ()
+
+
+def sound(samples: Samples | None) -> bool:
+    """Whether all numbers at hand are finite."""
+    fields = () if samples is None else held(samples)
+    return all(bool(torch.isfinite(f).all()) for f in fields if f.is_floating_point())
+
+
 def fingerprint(samples: Samples) -> str:
     """A checksum of samples that are at hand; of those made on demand only their number is known."""
-    digest = hashlib.blake2b(str(len(samples)).encode(), digest_size=16)
-    for field in samples.fields if isinstance(samples, TensorSamples) else ():
+    digest = hashlib.blake2b(f"{len(samples)} {samples.signature}".encode(), digest_size=16)
+    for field in held(samples):
         digest.update(field.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
@@ -132,7 +146,7 @@ def as_samples(data: Any, name: str, part: str) -> Samples:
     """What the user gave for a client's `train` or `test`, checked."""
     where = f"client {name!r}: {part}"
     samples: Samples
-    if isinstance(data, (TensorSamples, DatasetSamples)):
+    if isinstance(data, (TensorSamples, DatasetSamples, Windows)):
         return data
     if isinstance(data, TensorDataset):
         data = data.tensors

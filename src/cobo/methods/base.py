@@ -139,6 +139,15 @@ class Method(Settings, ABC):
         """How many models it trains, m."""
         return len(federation)
 
+    def beside(self, federation: Federation) -> int:
+        """How many rows of d numbers it holds at most, beside models, gradients and what the optimiser remembers."""
+        return len(federation)
+
+    @property
+    def batches(self) -> int | None:
+        """How many batches a pair gradient has; None for all samples."""
+        return 1
+
     def gradients_per_round(self, federation: Federation, rounds: int) -> float:
         """Gradients on a batch that it takes in a round, the mean over a run; a loss alone counts as a third of one."""
         return float(len(federation))

@@ -47,7 +47,7 @@ class CoBo(Method):
         "paper": {
             "rho": 0.05, "gamma": 0.01, "sampling": "constant", "rate": 1.0, "switch": 0.002, "turns": "random",
             "pairs": "ordered", "domain": "box", "solver": "projected", "signal": "inner", "correction": 0.0, "ask": 1,
-            "pull": "sum", "mixing": "explicit", "output": "last",
+            "pull": "sum", "ramp": 0.0, "mixing": "explicit", "output": "last",
         }
     }  # fmt: skip
 
@@ -68,6 +68,7 @@ class CoBo(Method):
     correction: float = Field(default=1.5, ge=0)
     ask: int | Literal["all"] = 1
     pull: Literal["mean", "sum"] = "mean"
+    ramp: float = Field(default=0.0, ge=0, le=1)
     mixing: Literal["explicit", "implicit"] = "explicit"
     output: Literal["last", "uniform"] = "last"
 
@@ -189,7 +190,13 @@ class CoBo(Method):
         """The outer problem's penalty; who is set aside neither is pulled nor pulls."""
         present = (~aside).cpu().float()
         W = state.tensors["weights"] * present * present[:, None]
-        mixing.pull_together(state.X, W, state.lr * self.rho, pull=self.pull, step=self.mixing)
+        strength = self.strength(state.lr, state.round, state.rounds)
+        mixing.pull_together(state.X, W, strength, pull=self.pull, step=self.mixing)
+
+    def strength(self, lr: float, round: int, rounds: int) -> float:
+        """eta rho, growing from 0 over the first share `ramp` of the rounds: who may be a stranger pulls less."""
+        grown = min(1.0, round / (self.ramp * rounds)) if self.ramp else 1.0
+        return lr * self.rho * grown
 
     def draw(self, federation: Federation, round: int, rounds: int) -> NDArray[np.int64]:
         """The pairs asked in a round. The time of a pair is counted from when the later of both joined."""

@@ -41,6 +41,12 @@ class FederatedClustering(Method):
         if self.quantile is None and None in federation.groups:
             raise ConfigError("fc needs to know how large a group is; set quantile, or group= on every client")
 
+    def beside(self, federation: Federation) -> int:
+        """A block of models, their gradients, points and distances; with momentum, its copies and all momenta."""
+        n = len(federation)
+        block = n * max(1, federation.models_at_once // n)
+        return 6 * block + n * n if self.client_momentum else 4 * block
+
     def gradients_per_round(self, federation: Federation, rounds: int) -> float:
         return float(len(federation) ** 2)
 

@@ -45,6 +45,8 @@ class IFCA(Method):
         if self.k is None and None in [client.group for client in federation.clients]:
             raise ConfigError("ifca needs to know how many groups there are; set k, or group= on every client")
         blueprint = federation.blueprint
+        if hasattr(blueprint.module, "peft_config"):
+            raise ConfigError("ifca starts from models that differ, but adapters all start as their base; use cobo")
         if self.trained(federation) > 1 and torch.equal(blueprint.another_start(1), blueprint.start):
             raise ConfigError("ifca starts from several models, but model() makes the same one each time; let it draw")
 
@@ -59,11 +61,12 @@ class IFCA(Method):
 
     def gradients_per_round(self, federation: Federation, rounds: int) -> float:
         n, k, who = len(federation), self._k(federation), how_many(federation, self.participation)
+        all_samples = float(federation.cost(federation.places, None).mean())
         gradients = compared = 0.0
         for t in range(rounds):
             sets = self.initialisations if t < self._trial_rounds(rounds) else 1
             first_or_last, whole = t in (0, rounds - 1), self.compare == "all" or t == rounds - 1
-            batches = (n if first_or_last else who) * (federation.batches if whole else 1)
+            batches = (n if first_or_last else who) * (all_samples if whole else 1)
             gradients += sets * who
             compared += sets * k * batches
         return (gradients + compared / 3) / rounds

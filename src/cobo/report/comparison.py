@@ -1,5 +1,7 @@
 """The figures of a comparison: scores against rounds and against gradients computed, and W as it was learned.
 
+Where rows of W are on a simplex, those of `domain_weights` come with them.
+
 They show what is finished. Shapes: s snapshots, n clients.
 """
 
@@ -12,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cobo.collaboration import graph
-from cobo.report import figures
+from cobo.report import domain_weights, figures
 from cobo.report.milestones import present_at
 from cobo.report.summary import Results, read_runs, read_snapshots
 
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
 GRAPHS = ("cobo", "ifca", "fc")  # methods that find out who belongs together
 STAGES = (0.0, 0.0075, 0.025, 0.125, 0.5, 1.0)  # of the rounds; the paper's figure of W has these
-NAMES = {"accuracy": "accuracy, %", "loss": "loss"}
+NAMES = {"accuracy": "accuracy, %", "perplexity": "perplexity", "loss": "loss"}
 
 
 class Curve(NamedTuple):
@@ -44,14 +46,21 @@ class Graphs(NamedTuple):
 
 def draw(folder: Path, results: Results) -> None:
     """FOLDER/figures: those for which there is something to show."""
+    (folder / "figures").mkdir(exist_ok=True)
+    for name, figure in drawn(folder, results).items():
+        figures.save(figure, folder / "figures", name)
+
+
+def drawn(folder: Path, results: Results, rounds: Sequence[int] | None = None) -> "dict[str, Figure]":
+    """The figures by name; `rounds` are those at which W is shown, or else some stages of training."""
     runs = read_runs(folder)
-    drawn: dict[str, Figure] = {}
+    made: dict[str, Figure] = {}
     for score in NAMES:
-        found = {method: curve(seeds, score) for method, seeds in runs.items() if len(_points(seeds, score)) > 1}
+        found = {method: curve(seeds, score) for method, seeds in runs.items() if len(points(seeds, score)) > 1}
         if found:
-            target = results["target_accuracy"] if score == "accuracy" else None
-            drawn["accuracy"] = curves(found, score, "rounds", target)
-            drawn["gradients"] = curves(found, score, "gradients", target)
+            target = results.get(f"target_{score}")
+            made["perplexity" if score == "perplexity" else "accuracy"] = curves(found, score, "rounds", target)
+            made["gradients"] = curves(found, score, "gradients", target)
             break
     learned = {}
     for method in GRAPHS:
@@ -60,22 +69,22 @@ def draw(folder: Path, results: Results) -> None:
             if snapshots:
                 learned[method] = _graphs(run, snapshots)
     if learned:
-        drawn["weights"] = weights(learned)
-    (folder / "figures").mkdir(exist_ok=True)
-    for name, figure in drawn.items():
-        figures.save(figure, folder / "figures", name)
+        made["weights"] = weights(learned, rounds)
+    for seeds in runs.values():
+        made |= domain_weights.draw(list(seeds.values()))
+    return made
 
 
 def curve(seeds: Mapping[int, dict[str, Any]], score: str) -> Curve:
     """The score of a method over the evaluations that all seeds have."""
-    points = _points(seeds, score)
-    lines = list(points.values())
+    found = points(seeds, score)
+    lines = list(found.values())
     mean = np.array([fmean(x[score] for x in at) for at in lines])
     std = np.array([stdev(x[score] for x in at) for at in lines]) if len(seeds) > 1 else None
-    return Curve(list(points), [fmean(x["gradients"] for x in at) for at in lines], mean, std)
+    return Curve(list(found), [fmean(x["gradients"] for x in at) for at in lines], mean, std)
 
 
-def _points(seeds: Mapping[int, dict[str, Any]], score: str) -> dict[int, list[dict[str, Any]]]:
+def points(seeds: Mapping[int, dict[str, Any]], score: str) -> dict[int, list[dict[str, Any]]]:
     """By round: the lines of all seeds, where each has a score."""
     histories = [{x["round"]: x for x in run["history"] if x.get(score) is not None} for run in seeds.values()]
     common = set.intersection(*(set(history) for history in histories))
@@ -84,7 +93,7 @@ def _points(seeds: Mapping[int, dict[str, Any]], score: str) -> dict[int, list[d
 
 def curves(found: Mapping[str, Curve], score: str, against: str, target: float | None) -> "Figure":
     """A line per method, with a band of one standard deviation over seeds; beside it the same, nearer to the best."""
-    near = _near_the_best(found) if score == "accuracy" else None
+    near = None if score == "loss" else near_the_best(found, score)
     figure, axes = figures.new(6.4 if near is None else 9.6, 3.8, 1 if near is None else 2)
     for ax, widest in zip(axes, (np.inf, 0.5 * (near[1] - near[0]) if near else np.inf), strict=False):
         for method, line in found.items():
@@ -96,6 +105,8 @@ def curves(found: Mapping[str, Curve], score: str, against: str, target: float |
             ax.set_xscale("log")
         if score == "loss" and all((line.mean > 0).all() for line in found.values()):
             ax.set_yscale("log")
+    if score == "perplexity" and max(line.mean.max() / line.mean.min() for line in found.values()) > 10:
+        _log_scale(axes[0])
     axes[0].set_ylabel(NAMES[score])
     if near is not None:
         axes[1].set_ylim(near)
@@ -117,12 +128,26 @@ def _line(ax: "Axes", method: str, line: Curve, score: str, against: str, widest
         ax.fill_between(x[shown], low, high, where=narrow, color=look["color"], alpha=0.18, linewidth=0)
 
 
-def _near_the_best(found: Mapping[str, Curve]) -> tuple[float, float] | None:
-    """The range of accuracies in which the better methods end, if much of the whole lies outside it."""
+def _log_scale(ax: "Axes") -> None:
+    """With plain numbers."""
+    from matplotlib.ticker import FuncFormatter, LogLocator
+
+    ax.set_yscale("log")
+    ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    ax.minorticks_off()
+
+
+def near_the_best(found: Mapping[str, Curve], score: str) -> tuple[float, float] | None:
+    """The range of scores in which the better methods end, if much of the whole lies outside it."""
     everything = np.concatenate([line.mean for line in found.values()])
     ends = [line.mean[-1] for line in found.values()]
-    low = min(end for end in ends if end >= max(ends) - 10) - 2
-    high = everything.max() + 1
+    if score == "perplexity":
+        low = 0.98 * everything.min()
+        high = 1.05 * max(end for end in ends if end <= 1.25 * min(ends))
+    else:
+        low = min(end for end in ends if end >= max(ends) - 10) - 2
+        high = everything.max() + 1
     return (low, high) if high - low < 0.5 * np.ptp(everything) else None
 
 
@@ -137,13 +162,13 @@ def method_look(method: str) -> dict[str, Any]:
 
 
 def _brief(value: float, score: str) -> str:
-    return f"{value:.1f}" if score == "accuracy" else f"{value:.3g}"
+    return f"{value:.1f}" if score == "accuracy" else f"{value:.{4 if score == 'perplexity' else 3}g}"
 
 
 def _graphs(run: dict[str, Any], snapshots: Sequence[tuple[int, NDArray[np.float32]]]) -> Graphs:
     """Clients ordered by their true group, where it is known."""
     groups, names = run["true_groups"], run["names"]
-    order = sorted(range(len(names)), key=lambda k: _first(groups, k))
+    order = sorted(range(len(names)), key=lambda k: first_met(groups, k))
     masked = []
     for round, W in snapshots:
         here = np.isin(names, present_at(run, round))
@@ -152,28 +177,28 @@ def _graphs(run: dict[str, Any], snapshots: Sequence[tuple[int, NDArray[np.float
     return Graphs([round for round, _ in snapshots], masked, [groups[k] for k in order])
 
 
-def _first(groups: Sequence[str | int | None], k: int) -> int:
+def first_met(groups: Sequence[str | int | None], k: int) -> int:
     """Where a client's group is first met; those of which no group is known stay where they are."""
     return k if groups[k] is None else groups.index(groups[k])
 
 
-def weights(learned: Mapping[str, Graphs]) -> "Figure":
-    """A row per method, a column per stage of training, and last what an oracle knows."""
+def weights(learned: Mapping[str, Graphs], wanted: Sequence[int] | None = None) -> "Figure":
+    """A row per method, a column per recorded round nearest to one wanted (or to a stage), and last the oracle's W."""
     first = next(iter(learned.values()))
     common = sorted(set.intersection(*(set(found.rounds) for found in learned.values())))
-    wanted = (min(common, key=lambda r: abs(r - share * common[-1])) for share in STAGES)
-    rounds = list(dict.fromkeys(wanted))
+    at = [share * common[-1] for share in STAGES] if wanted is None else wanted
+    rounds = list(dict.fromkeys(min(common, key=lambda r: abs(r - place)) for place in at))
     known = None not in first.groups
     columns = len(rounds) + known
     figure, axes = figures.new(1.25 * columns + 1.0, 1.3 * len(learned) + 0.4, columns, len(learned))
     for row, (method, found) in enumerate(learned.items()):
         cells = axes[row * columns : (row + 1) * columns]
-        at = dict(zip(found.rounds, found.weights, strict=True))
-        images = [_cell(cell, at[round]) for cell, round in zip(cells, rounds, strict=False)]
+        recorded = dict(zip(found.rounds, found.weights, strict=True))
+        images = [figures.matrix(cell, recorded[round]) for cell, round in zip(cells, rounds, strict=False)]
         if known:
             truth = graph.oracle(found.groups)
             np.fill_diagonal(truth, np.nan)
-            _cell(cells[-1], truth)
+            figures.matrix(cells[-1], truth)
         cells[0].set_ylabel(method, fontsize=10)
     for cell, head in zip(axes, [f"round {r:,}" for r in rounds] + ["oracle"] * known, strict=False):
         cell.set_title(head, fontsize=9)
@@ -181,10 +206,3 @@ def weights(learned: Mapping[str, Graphs]) -> "Figure":
     bar.set_label("$w_{ij}$")
     bar.outline.set_visible(False)
     return figure
-
-
-def _cell(ax: "Axes", W: Any) -> Any:
-    ax.set(xticks=[], yticks=[], facecolor="#E3E3E3")
-    ax.grid(visible=False)
-    ax.spines[:].set_visible(False)
-    return ax.imshow(W, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")

@@ -23,6 +23,7 @@ METHOD_COLOURS = {
     "oracle": "black",
 }  # fmt: skip
 OTHER = "#999933"
+CLIENT_COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, "black", OTHER)
 
 
 def style() -> Any:
@@ -53,6 +54,14 @@ def save(figure: "Figure", folder: Path, name: str) -> None:
             out = io.BytesIO()
             figure.savefig(out, format=kind, dpi=140, metadata=metadata)
             write_atomic(folder / f"{name}.{kind}", out.getvalue())
+
+
+def matrix(ax: "Axes", W: Any, darkest: float = 1.0) -> Any:
+    """W as an image: white is 0, grey is not a number."""
+    ax.set(xticks=[], yticks=[], facecolor="#E3E3E3")
+    ax.grid(visible=False)
+    ax.spines[:].set_visible(False)
+    return ax.imshow(W, cmap="Blues", vmin=0, vmax=darkest, interpolation="nearest")
 
 
 SERIES = {

@@ -1,4 +1,4 @@
-"""When a run first got somewhere: to an accuracy, or to the right groups."""
+"""When a run first got somewhere: to an accuracy or perplexity, or to the right groups."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,12 +11,13 @@ from cobo.collaboration import graph
 Snapshots = Sequence[tuple[int, NDArray[np.float32]]]
 
 
-def until(run: dict[str, Any], target: float | None, what: str) -> float | None:
-    """The round, the gradients computed or the simulated time at the first evaluation with this accuracy."""
+def until(run: dict[str, Any], score: str, target: float | None, what: str) -> float | None:
+    """The round, the gradients computed or the simulated time at the first evaluation with this score, or better."""
     if target is None:
         return None
-    reached = (x.get(what) for x in run["history"] if x.get("accuracy") is not None and x["accuracy"] >= target)
-    return next(reached, None)
+    scored = (x for x in run["history"] if x.get(score) is not None)
+    reached = (x for x in scored if (x[score] <= target if score == "perplexity" else x[score] >= target))
+    return next((x.get(what) for x in reached), None)
 
 
 def groups_right_from(run: dict[str, Any], snapshots: Snapshots) -> int | None:

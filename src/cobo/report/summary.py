@@ -22,15 +22,23 @@ Runs = dict[str, dict[int, dict[str, Any]]]
 Results = dict[str, Any]
 
 
+def find_runs(folder: Path) -> list[Path]:
+    """The files of the finished runs in a folder: METHOD/seed-K/result.json, or its own if it is that of one run."""
+    return sorted(folder.glob("*/seed-*/result.json")) or list(folder.glob("result.json"))
+
+
 def read_runs(folder: Path) -> Runs:
     """The finished runs in a folder, by method and seed; each says in `folder` where it is."""
     runs: Runs = {}
-    for path in sorted(folder.glob("*/seed-*/result.json")):
-        method, seed = path.parent.parent.name, int(path.parent.name.removeprefix("seed-"))
+    for path in find_runs(folder):
         try:
-            runs.setdefault(method, {})[seed] = {**json.loads(path.read_text()), "folder": path.parent}
+            run = {**json.loads(path.read_text()), "folder": path.parent}
         except ValueError as error:
             raise CheckpointError(f"{path} cannot be read: {error}; run that method and seed again") from error
+        method, seed = path.parent.parent.name, path.parent.name.removeprefix("seed-")
+        if path.parent == folder:
+            method, seed = run["method"]["name"], run["training"]["seed"]
+        runs.setdefault(method, {})[int(seed)] = run
     order = [*METHODS, *sorted(set(runs) - set(METHODS))]
     return {method: dict(sorted(runs[method].items())) for method in order if method in runs}
 
@@ -41,24 +49,36 @@ def read_unfinished(folder: Path) -> list[str]:
     return [f"{run.parent.name} {run.name}" for run in begun if not (run / "result.json").exists()]
 
 
-def summarise(folder: Path, experiment: str, target: float | None) -> Results:
-    """What results.json says of the finished runs in a folder; what does not apply is null."""
+def summarise(folder: Path, experiment: str, target: float | None, target_perplexity: float | None = None) -> Results:
+    """What results.json says of the finished runs in a folder; what does not apply is null.
+
+    `target` is an accuracy.
+    """
     runs = read_runs(folder)
     if not runs:
         raise CheckpointError(f"{folder} holds no finished run")
-    return summarise_runs(runs, read_unfinished(folder), experiment, target)
+    return summarise_runs(runs, read_unfinished(folder), experiment, target, target_perplexity)
 
 
-def summarise_runs(runs: Runs, unfinished: list[str], experiment: str, target: float | None) -> Results:
+def summarise_runs(
+    runs: Runs,
+    unfinished: list[str],
+    experiment: str,
+    target: float | None,
+    target_perplexity: float | None = None,
+) -> Results:
     """The same of runs from anywhere."""
+    score = _score(runs)
+    wanted = target_perplexity if score == "perplexity" else target
     return {
         "experiment": experiment,
         "seeds": sorted({seed for seeds in runs.values() for seed in seeds}),
-        "rounds": max(r["training"]["rounds"] for seeds in runs.values() for r in seeds.values()),
+        "rounds": max((r["training"]["rounds"] for seeds in runs.values() for r in seeds.values()), default=0),
         "target_accuracy": target,
+        **({} if target_perplexity is None else {"target_perplexity": target_perplexity}),
         "environment": environment(),
         "unfinished": unfinished,
-        "methods": {method: _method(runs, method, target) for method in runs},
+        "methods": {method: _method(runs, method, score, wanted) for method in runs},
     }
 
 
@@ -79,17 +99,24 @@ def read_snapshots(run: dict[str, Any]) -> Snapshots:
     return unpack_weights(path, run["names"]) if path.exists() else []
 
 
-def _method(runs: Runs, method: str, target: float | None) -> dict[str, Any]:
+def _score(runs: Runs) -> str:
+    """What targets are of."""
+    known = any("perplexity" in run["history"][-1] for seeds in runs.values() for run in seeds.values())
+    return "perplexity" if known else "accuracy"
+
+
+def _method(runs: Runs, method: str, score: str, target: float | None) -> dict[str, Any]:
     mine = runs[method]
     local = runs.get("local", {})
-    ditto = {seed: _accuracy(run) for seed, run in runs.get("ditto", {}).items()}
+    ditto = {seed: run["history"][-1].get(score) for seed, run in runs.get("ditto", {}).items()}
     last = {seed: run["history"][-1] for seed, run in mine.items()}
-    improved = [_improved(run, local[s]) for s, run in mine.items() if s in local and method != "local"]
+    improved = [_improved(run, local.get(seed)) for seed, run in mine.items()] if method != "local" else []
     recovery = _recovery(runs, method) if method not in ("local", "oracle") else []
     graphs = [r for r in mine.values() if r["weights"] is not None and None not in r["true_groups"] and _several(r)]
     settled = [groups_right_from(r, read_snapshots(r)) for r in graphs]
     return {
         "accuracy": _spread([_accuracy(run) for run in mine.values()]),
+        "perplexity": _spread([line.get("perplexity") for line in last.values()]),
         "loss": _spread([line.get("loss") for line in last.values()]),
         "improved": _spread(improved),
         "recovery": _spread(recovery),
@@ -97,12 +124,12 @@ def _method(runs: Runs, method: str, target: float | None) -> dict[str, Any]:
         "comparisons": round(fmean(line["comparisons"] for line in last.values())),
         "bytes": round(fmean(line["bytes"] for line in last.values())),
         "seconds": round(fmean(line["seconds"] for line in last.values()), 2),
-        "rounds_to_target": _mean([until(run, target, "round") for run in mine.values()]),
-        "gradients_to_target": _mean([until(run, target, "gradients") for run in mine.values()]),
-        "rounds_to_ditto": _mean([until(run, ditto.get(seed), "round") for seed, run in mine.items()]),
-        "gradients_to_ditto": _mean([until(run, ditto.get(seed), "gradients") for seed, run in mine.items()]),
+        "rounds_to_target": _mean([until(run, score, target, "round") for run in mine.values()]),
+        "gradients_to_target": _mean([until(run, score, target, "gradients") for run in mine.values()]),
+        "rounds_to_ditto": _mean([until(run, score, ditto.get(seed), "round") for seed, run in mine.items()]),
+        "gradients_to_ditto": _mean([until(run, score, ditto.get(seed), "gradients") for seed, run in mine.items()]),
         "time": _mean([line.get("time") for line in last.values()]),
-        "time_to_target": _mean([until(run, target, "time") for run in mine.values()]),
+        "time_to_target": _mean([until(run, score, target, "time") for run in mine.values()]),
         "weights_error": _mean([graph.weights_error(*_graph(r)) for r in graphs]),
         "groups_score": _mean([_groups_score(r) for r in graphs]),
         "graph_settled": {"round": _mean(settled)} if graphs else None,
@@ -140,11 +167,14 @@ def _graph(run: dict[str, Any]) -> tuple[graph.Matrix, list[str | int]]:
     return graph.among(present, run["names"], W), [groups[name] for name in present]
 
 
-def _improved(run: dict[str, Any], local: dict[str, Any]) -> float | None:
+def _improved(run: dict[str, Any], local: dict[str, Any] | None) -> float | None:
     """The share of clients (percent) that are better than the same client alone, with the same seed.
 
-    A client whose model has no finite score is not better.
+    By accuracy; without one by loss, of which perplexity is the exponential. A client whose model has no finite score
+    is not better.
     """
+    if local is None:
+        return None
     name, sign = ("client_accuracy", 1) if _accuracy(local) is not None else ("client_loss", -1)
     pairs = zip(run["history"][-1][name], local["history"][-1][name], strict=True)
     better = [a is not None and sign * (a - b) > 0 for a, b in pairs if b is not None]
@@ -156,11 +186,10 @@ def _recovery(runs: Runs, method: str) -> list[float | None]:
 
     A seed's gain is divided by the oracle's mean gain over the seeds: by its own it would be a ratio of small numbers.
     """
-    local, oracle = runs.get("local", {}), runs.get("oracle", {})
-    seeds = [s for s in runs[method] if s in local and s in oracle]
-    scores = [tuple(_accuracy(r[s]) for r in (runs[method], local, oracle)) for s in seeds]
-    if not scores or any(value is None for three in scores for value in three):
-        return [None] * len(seeds)
+    three = [runs.get(name, {}) for name in (method, "local", "oracle")]
+    scores = [tuple(_accuracy(run[seed]) if seed in run else None for run in three) for seed in runs[method]]
+    if any(value is None for values in scores for value in values):
+        return [None]
     gains = [(mine - alone, best - alone) for mine, alone, best in scores]  # type: ignore[operator]
     possible = fmean(best for _, best in gains)
     return [100 * mine / possible if possible > 0 else None for mine, _ in gains]

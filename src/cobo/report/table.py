@@ -13,9 +13,17 @@ from cobo.report.summary import Results
 from cobo.training.checkpoint import write_atomic
 
 COLUMNS = (
-    "method", "accuracy %", "loss", "improved %", "recovery %", "gradients", "comparisons", "MB sent", "to target",
-    "W error", "groups", "W right", "s",
+    "method", "accuracy %", "perplexity", "loss", "improved %", "recovery %", "gradients", "comparisons", "MB sent",
+    "to target", "W error", "groups", "W right", "s",
 )  # fmt: skip
+SCORES = {"accuracy": "accuracy %", "perplexity": "perplexity", "loss": "loss"}  # and their columns
+DIGITS = {"accuracy": 1, "perplexity": 2, "loss": 3}
+OF_GROUPS = ("recovery %", "W error", "groups", "W right")
+TERMINAL = {  # what there is room for
+    "method": "method", "accuracy %": "accuracy\n%", "perplexity": "perplexity", "loss": "loss",
+    "improved %": "impr.\n%", "recovery %": "recov.\n%", "gradients": "grad.\nk", "MB sent": "sent\nMB",
+    "to target": "to\ntarget", "W error": "W\nerror", "groups": "ARI", "s": "s",
+}  # fmt: skip
 SPREAD = ("accuracy", "loss", "improved", "recovery")
 SINGLE = (
     "gradients", "comparisons", "bytes", "rounds_to_target", "weights_error", "groups_score", "seconds", "time",
@@ -36,23 +44,26 @@ def write(folder: Path, results: Results) -> None:
 
 
 def markdown(results: Results) -> str:
-    return f"{title(results)}\n\n{markdown_table(COLUMNS, rows(results))}\n{notes(results)}\n"
+    heads = columns(results)
+    return f"{title(results)}\n\n{markdown_table(heads, cells(results, heads))}\n{notes(results)}\n"
 
 
 def comma_separated(results: Results) -> str:
     """Every number in full, for other programs; empty where it does not apply."""
-    return csv_table(CSV_COLUMNS, csv_rows(results))
+    heads = csv_columns(results)
+    return csv_table(heads, csv_rows(results, heads))
 
 
 def latex(results: Results) -> str:
-    """A tabular for booktabs; the best accuracy among methods that are not told the groups is bold."""
-    best = _best(results)
-    cells = [[escaped(cell) for cell in row] for row in rows(results)]
-    for row, name in zip(cells, results["methods"], strict=True):
-        if name == best:
-            row[1] = rf"\textbf{{{row[1]}}}"
+    """A tabular for booktabs; the best score among methods that are not told the groups is bold."""
+    first, heads = best(results), columns(results)
+    body = [[escaped(cell) for cell in row] for row in cells(results, heads)]
+    for row, name in zip(body, results["methods"], strict=True):
+        if name == first:
+            place = heads.index(SCORES[score(results)])
+            row[place] = rf"\textbf{{{row[place]}}}"
     about = ["bold: the best of those that are told nothing of the groups", title(results), notes(results)]
-    return latex_table(COLUMNS, cells, about)
+    return latex_table(heads, body, about)
 
 
 def markdown_table(heads: Sequence[str], body: Sequence[Sequence[str]]) -> str:
@@ -79,53 +90,91 @@ def latex_table(heads: Sequence[str], body: Sequence[Sequence[str]], about: Sequ
 
 
 def terminal(results: Results) -> Table:
-    """The table for 80 columns: the spread over seeds is shown for accuracy only."""
+    """The table for 80 columns."""
     table = Table(
         title=title(results), title_justify="left", caption=notes(results, short=True), caption_justify="left",
         box=None, padding=(0, 0, 0, 1), pad_edge=False,
     )  # fmt: skip
-    heads = (
-        "method", "accuracy\n%", "loss", "impr.\n%", "recov.\n%", "grad.\nk", "sent\nMB", "to\ntarget", "W\nerror",
-        "ARI", "s",
-    )  # fmt: skip
-    for k, head in enumerate(heads):
-        table.add_column(head, justify="left" if k == 0 else "right", no_wrap=True)
-    for m, row in zip(results["methods"].values(), rows(results), strict=True):
-        brief = [text.partition(" ±")[0] for text in row]
-        brief[1], brief[5], brief[-1] = row[1], f"{m['gradients'] / 1000:.1f}", f"{m['seconds']:.0f}"
-        table.add_row(*brief[:6], *brief[7:11], brief[-1])
+    heads = [head for head in columns(results) if head in TERMINAL]
+    for head in heads:
+        add_column(table, head)
+    for row in brief_cells(results, heads):
+        table.add_row(*row)
     return table
 
 
-def csv_rows(results: Results) -> list[list[object]]:
+def add_column(table: Table, head: str) -> None:
+    table.add_column(TERMINAL[head], justify="left" if head == "method" else "right", no_wrap=True)
+
+
+def columns(*results: Results) -> list[str]:
+    """The heads of a table, of one comparison or of several.
+
+    Of accuracy and perplexity it has one. With perplexity, where true groups are rarely known, columns that compare
+    with them are left out if they are empty.
+    """
+    if not _have_perplexity(*results):
+        return [head for head in COLUMNS if head != "perplexity"]
+    filled = {head for one in results for row in _rows(one) for head, text in row.items() if text != "-"}
+    return [head for head in COLUMNS if head != "accuracy %" and (head in filled or head not in OF_GROUPS)]
+
+
+def cells(results: Results, heads: Sequence[str]) -> list[list[str]]:
+    """The table as text, a row per method."""
+    return [[row[head] for head in heads] for row in _rows(results)]
+
+
+def brief_cells(results: Results, heads: Sequence[str]) -> list[list[str]]:
+    """The same for a terminal: the spread over seeds is shown for the score only."""
     found = []
-    for name, m in results["methods"].items():
-        spreads = [(m[key] or {}).get(part) for key in SPREAD for part in ("mean", "std")]
-        seeds = " ".join(str(seed) for seed in m["seeds"])
-        found.append([name, *spreads, *(m[key] for key in SINGLE), _settled(m), seeds])
+    for m, row in zip(results["methods"].values(), _rows(results), strict=True):
+        scores = ("accuracy %", "perplexity")
+        brief = {head: text if head in scores else text.partition(" ±")[0] for head, text in row.items()}
+        brief |= {"gradients": f"{m['gradients'] / 1000:.1f}", "s": f"{m['seconds']:.0f}"}
+        found.append([brief[head] for head in heads])
     return found
 
 
-def rows(results: Results) -> list[tuple[str, ...]]:
-    """The table as text, a row per method."""
+def csv_columns(*results: Results) -> list[str]:
+    """Always the same; perplexity, where there is one, comes last."""
+    more = ("perplexity_mean", "perplexity_std") if _have_perplexity(*results) else ()
+    return [*CSV_COLUMNS, *more]
+
+
+def csv_rows(results: Results, heads: Sequence[str]) -> list[list[object]]:
+    found = []
+    for name, m in results["methods"].items():
+        row: dict[str, object] = {"method": name, **{key: m[key] for key in SINGLE}, "graph_settled_round": _settled(m)}
+        row |= {
+            f"{key}_{part}": (m[key] or {}).get(part) for key in (*SPREAD, "perplexity") for part in ("mean", "std")
+        }
+        row["seeds"] = " ".join(str(seed) for seed in m["seeds"])
+        found.append([row[head] for head in heads])
+    return found
+
+
+def _rows(results: Results) -> list[dict[str, str]]:
     return [
-        (
-            name + "*" * (m["seeds"] != results["seeds"]),
-            _plus_minus(m["accuracy"], 1),
-            _plus_minus(m["loss"], 3),
-            _plus_minus(m["improved"], 0),
-            _plus_minus(m["recovery"], 0),
-            f"{m['gradients']:,}",
-            f"{m['comparisons']:,}",
-            f"{m['bytes'] / 1e6:,.0f}",
-            _number(m["rounds_to_target"], 0),
-            _number(m["weights_error"], 3),
-            _number(m["groups_score"], 2),
-            _number(_settled(m), 0),
-            _number(m["seconds"], 1),
-        )
+        {
+            "method": name + "*" * (m["seeds"] != results["seeds"]),
+            **{head: _plus_minus(m[name], DIGITS[name]) for name, head in SCORES.items()},
+            "improved %": _plus_minus(m["improved"], 0),
+            "recovery %": _plus_minus(m["recovery"], 0),
+            "gradients": f"{m['gradients']:,}",
+            "comparisons": f"{m['comparisons']:,}",
+            "MB sent": f"{m['bytes'] / 1e6:,.0f}",
+            "to target": _number(m["rounds_to_target"], 0),
+            "W error": _number(m["weights_error"], 3),
+            "groups": _number(m["groups_score"], 2),
+            "W right": _number(_settled(m), 0),
+            "s": _number(m["seconds"], 1),
+        }
         for name, m in results["methods"].items()
     ]
+
+
+def _have_perplexity(*results: Results) -> bool:
+    return any(m["perplexity"] for one in results for m in one["methods"].values())
 
 
 def _settled(m: dict[str, Any]) -> float | None:
@@ -153,9 +202,17 @@ def notes(results: Results, *, short: bool = False) -> str:
     return ("\n" if short else " ").join(said)
 
 
-def _best(results: Results) -> str | None:
-    scores = {name: m["accuracy"]["mean"] for name, m in results["methods"].items() if m["accuracy"] and not m["told"]}
-    return max(scores, key=lambda name: scores[name]) if scores else None
+def score(results: Results) -> str:
+    """What methods are judged by: accuracy or perplexity, and loss where there is neither."""
+    known = (name for name in SCORES if any(m[name] for m in results["methods"].values()))
+    return next(known, "accuracy")
+
+
+def best(results: Results) -> str | None:
+    """The method with the best score of those that are told nothing of the groups."""
+    name = score(results)
+    scores = {method: m[name]["mean"] for method, m in results["methods"].items() if m[name] and not m["told"]}
+    return (max if name == "accuracy" else min)(scores, key=lambda method: scores[method]) if scores else None
 
 
 def escaped(text: str) -> str:
@@ -172,4 +229,6 @@ def _plus_minus(spread: dict[str, float | None] | None, digits: int) -> str:
 
 
 def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
+    if value is None:
+        return "-"
+    return f"{value:.{digits}f}" if value < 1e7 else f"{value:.1e}"  # a perplexity may run away

@@ -1,4 +1,4 @@
-"""What a variation found: a table of values times methods, and accuracy against the value."""
+"""What a variation found: a table of values times methods, and accuracy or perplexity against the value."""
 
 import json
 from pathlib import Path
@@ -20,25 +20,26 @@ if TYPE_CHECKING:
 
 Spread = dict[str, Any] | None  # mean and standard deviation over seeds
 
-COLUMNS = ("method", "accuracy %", "loss", "improved %", "recovery %", "gradients", "groups", "s")
-PICKED = [table.COLUMNS.index(column) for column in COLUMNS]
+COLUMNS = ("method", "accuracy %", "perplexity", "loss", "improved %", "recovery %", "gradients", "groups", "s")
 
 
 def summarise(variation: Variation) -> Results:
-    """What results.json says: for each value the results of a comparison, with the runs that all values share."""
+    """What results.json says: for each value the results of a comparison, with the runs that all values share.
+
+    A value with no finished run has no methods.
+    """
     values = []
     finished = {value.folder: read_runs(value.folder) for value in variation.values}
     ordered = [method for method in METHODS if method in variation.methods]
     for value in variation.values:
         found = {method: finished[variation.home(value, method).folder].get(method) for method in ordered}
         runs = {method: seeds for method, seeds in found.items() if seeds}
-        if runs:
-            unfinished = read_unfinished(value.folder)
-            target = value.experiment.target_accuracy
-            results = summarise_runs(runs, unfinished, value.experiment.experiment, target)
-            common = ("experiment", "environment")
-            own = {key: found for key, found in results.items() if key not in common}
-            values.append({"value": value.value, "text": value.text, "folder": value.folder.name, **own})
+        experiment = value.experiment
+        targets = (experiment.target_accuracy, experiment.target_perplexity)
+        results = summarise_runs(runs, read_unfinished(value.folder), experiment.experiment, *targets)
+        common = ("experiment", "environment")
+        own = {key: found for key, found in results.items() if key not in common}
+        values.append({"value": value.value, "text": value.text, "folder": value.folder.name, **own})
     return {
         "experiment": variation.values[0].experiment.experiment,
         "varied": variation.key,
@@ -50,15 +51,17 @@ def summarise(variation: Variation) -> Results:
 
 def write(folder: Path, results: Results) -> None:
     """results.json and the table in every form."""
-    heads, key = (results["varied"], *COLUMNS), results["varied"]
+    key, heads, csv_heads = results["varied"], _columns(results), table.csv_columns(*results["values"])
     about = [title(results), notes(results)]
-    body = [(at["text"], *row) for at in results["values"] for row in _rows(at)]
-    numbers = [(at["text"], *row) for at in results["values"] for row in table.csv_rows(at)]
+    nothing = ["-"] * len(heads)  # the row of a value with no finished run
+    none: list[object] = [None] * len(csv_heads)
+    body = [(at["text"], *row) for at in results["values"] for row in table.cells(at, heads) or [nothing]]
+    numbers = [(at["text"], *row) for at in results["values"] for row in table.csv_rows(at, csv_heads) or [none]]
     cells = [[table.escaped(cell) for cell in row] for row in body]
-    markdown = f"{about[0]}\n\n{table.markdown_table(heads, body)}\n{about[1]}\n"
+    markdown = f"{about[0]}\n\n{table.markdown_table((key, *heads), body)}\n{about[1]}\n"
     write_atomic(folder / "table.md", markdown.encode())
-    write_atomic(folder / "table.csv", table.csv_table((key, *table.CSV_COLUMNS), numbers).encode())
-    write_atomic(folder / "table.tex", table.latex_table(heads, cells, about, words=2).encode())
+    write_atomic(folder / "table.csv", table.csv_table((key, *csv_heads), numbers).encode())
+    write_atomic(folder / "table.tex", table.latex_table((key, *heads), cells, about, words=2).encode())
     write_atomic(folder / "results.json", json.dumps(results, indent=1).encode())
 
 
@@ -68,20 +71,19 @@ def terminal(results: Results) -> Table:
         title=title(results), title_justify="left", caption=notes(results), caption_justify="left", box=None,
         padding=(0, 0, 0, 1), pad_edge=False,
     )  # fmt: skip
-    heads = ("method", "accuracy\n%", "loss", "impr.\n%", "recov.\n%", "grad.\nk", "ARI", "s")
     found.add_column(results["varied"].rpartition(".")[2], overflow="fold", max_width=20)
-    for k, head in enumerate(heads):
-        found.add_column(head, justify="left" if k == 0 else "right", no_wrap=True)
+    heads = _columns(results)
+    for head in heads:
+        table.add_column(found, head)
     for at in results["values"]:
-        for k, (row, m) in enumerate(zip(_rows(at), at["methods"].values(), strict=True)):
-            brief = [text.partition(" ±")[0] for text in row]
-            brief[1], brief[5], brief[-1] = row[1], f"{m['gradients'] / 1000:.1f}", f"{m['seconds']:.0f}"
-            found.add_row(at["text"] if k == 0 else "", *brief)
+        for k, row in enumerate(table.brief_cells(at, heads) or [["-"] * len(heads)]):
+            found.add_row(at["text"] if k == 0 else "", *row)
     return found
 
 
 def title(results: Results) -> str:
-    rounds, seeds = {at["rounds"] for at in results["values"]}, {len(at["seeds"]) for at in results["values"]}
+    done = [at for at in results["values"] if at["methods"]]
+    rounds, seeds = {at["rounds"] for at in done}, {len(at["seeds"]) for at in done}
     return f"{results['experiment']}: {results['varied']}, {_span(rounds, 'round')}, {_span(seeds, 'seed')}"
 
 
@@ -97,12 +99,17 @@ def notes(results: Results) -> str:
 
 
 def draw(folder: Path, results: Results) -> None:
-    """FOLDER/figures/vary: accuracy, or else loss, against the value."""
-    for score in NAMES:
-        if any(m[score] for at in results["values"] for m in at["methods"].values()):
-            (folder / "figures").mkdir(exist_ok=True)
-            figures.save(figure(results, score), folder / "figures", "vary")
-            break
+    """FOLDER/figures/vary, if there is something to show."""
+    for name, found in drawn(results).items():
+        (folder / "figures").mkdir(exist_ok=True)
+        figures.save(found, folder / "figures", name)
+
+
+def drawn(results: Results) -> "dict[str, Figure]":
+    """The figure by its name: accuracy, or else perplexity or loss, against the value."""
+    known = (score for score in NAMES if any(m[score] for at in results["values"] for m in at["methods"].values()))
+    score = next(known, None)
+    return {} if score is None else {"vary": figure(results, score)}
 
 
 def figure(results: Results, score: str) -> "Figure":
@@ -160,8 +167,8 @@ def _points(ax: "Axes", method: str, places: Any, spreads: list[Spread], *, join
     )  # fmt: skip
 
 
-def _rows(at: Results) -> list[list[str]]:
-    return [[row[k] for k in PICKED] for row in table.rows(at)]
+def _columns(results: Results) -> list[str]:
+    return [head for head in table.columns(*results["values"]) if head in COLUMNS]
 
 
 def _span(counts: set[int], what: str) -> str:

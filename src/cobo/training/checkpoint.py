@@ -79,6 +79,15 @@ def write_model(folder: Path, name: str, state: dict[str, Tensor]) -> None:
     write_atomic(folder / "models" / f"{name}.safetensors", packed(state))
 
 
+def write_adapter(folder: Path, name: str, module: Any) -> None:
+    """One client's adapter as the folder adapters/NAME, as peft itself writes and reads it."""
+    final, aside = folder / "adapters" / name, folder / "adapters" / f".writing-{name}"
+    shutil.rmtree(aside, ignore_errors=True)
+    module.save_pretrained(aside, save_embedding_layers=False)  # or it would ask the hub
+    shutil.rmtree(final, ignore_errors=True)
+    os.rename(aside, final)
+
+
 def packed(state: dict[str, Tensor]) -> bytes:
     return save({name: t.detach().cpu().contiguous().clone() for name, t in state.items()})
 
@@ -91,9 +100,11 @@ def write_synced(path: Path, content: bytes) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what a kill in the middle of `write_atomic` has left in a run's folder, which nobody else may write to."""
-    for left in folder.rglob(".writing-*"):
-        if left.is_file() and "checkpoint" not in left.parts[len(folder.parts) :]:
+    """Remove what a kill has left half written in a run's folder, which nobody else may write to."""
+    for left in list(folder.rglob(".writing-*")):
+        if left.is_dir():
+            shutil.rmtree(left)
+        else:
             left.unlink()
 
 

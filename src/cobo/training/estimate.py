@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from cobo.federation import Federation
-from cobo.federation.samples import Samples, TensorSamples
+from cobo.federation.samples import Samples, held
 from cobo.methods import Method
 from cobo.training.settings import Training
 
@@ -53,25 +53,26 @@ def seconds(federation: Federation, method: Method, training: Training, speed: P
 
 
 def memory(federation: Federation, method: Method, training: Training) -> int:
-    """Bytes on the device: models and their gradients, what the optimiser remembers, activations, samples.
+    """Bytes on the device: models, their gradients and frozen base, the optimiser's memory, activations, samples.
 
-    A round, or at the end the models that are handed out, take one more row for every client. Checkpoints take none.
+    A round takes what the method says, the models that are handed out at the end no more; checkpoints take none.
     Activations count twice, for what lies between layers on the way back. Measured beside it in docs/images.md.
     """
     blueprint = federation.blueprint
     remembered = 2 if training.optimizer == "adamw" else int(training.momentum > 0)
-    rows = (2 + remembered) * method.trained(federation) + len(federation)
+    rows = (2 + remembered) * method.trained(federation) + method.beside(federation)
     if federation.chosen.executor.name == "looped":
         rows += 2 * federation.models_at_once
     samples = _bytes([client.train for client in federation.clients])  # all of them, behind one index
     if federation.device.type == "cpu":  # the clients' own are there, too, and the program
         samples += samples + _bytes([client.test for client in federation.clients]) + PROGRAM
-    return rows * blueprint.size * blueprint.start.element_size() + 2 * federation.activations() + samples
+    models = rows * blueprint.size * blueprint.start.element_size() + blueprint.frozen
+    return models + 2 * federation.activations(method.batches) + samples
 
 
 def _bytes(samples: Sequence[Samples | None]) -> int:
     """Of samples that are at hand, each counted once."""
-    fields = [f for s in samples if isinstance(s, TensorSamples) for f in s.fields]
+    fields = [f for s in samples if s is not None for f in held(s)]
     return sum({f.data_ptr(): f.nbytes for f in fields}.values())
 
 

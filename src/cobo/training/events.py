@@ -1,7 +1,8 @@
 """What happens in a run, told as plain dicts to whoever listens: progress, files, TensorBoard, your own function.
 
 {"event": "started", "rounds", "round", "executor", ...}      {"event": "round", "round"}
-{"event": "evaluated", "round", "accuracy", "loss", ...}      {"event": "set aside", "round", "clients"}
+{"event": "evaluated", "round", "accuracy" or "perplexity", "loss", ...}
+{"event": "set aside", "round", "clients"}
 {"event": "joined" | "left", "round", "clients"}              {"event": "warning", "message"}
 {"event": "checkpoint", "round"}                              {"event": "finished" | "interrupted" | "failed"}
 """
@@ -55,6 +56,7 @@ class TensorBoard:
                     self._writer.add_scalar(name, event[name], event["round"])
             for client, values in event["clients"].items():
                 for name, value in values.items():
-                    self._writer.add_scalar(f"{name}/{client}", value, event["round"])
+                    if value is not None:
+                        self._writer.add_scalar(f"{name}/{client}", value, event["round"])
         elif event["event"] in ("finished", "interrupted", "failed"):
             self._writer.close()

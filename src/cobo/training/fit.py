@@ -39,10 +39,11 @@ def fit(
 ) -> Result:
     """Train one personal model per client, and learn who should learn from whom.
 
-    `training` takes rounds, lr, batch_size, momentum, weight_decay, optimizer, schedule, seed, evaluate_every,
-    buffers, precision, augment, executor, models_at_once, device, roster and clocks, see `cobo.Training`. With `out`,
-    the run is recorded in that folder and can be resumed from its last checkpoint after any kind of end. `progress`
-    shows a bar. `listeners` are functions that hear every event of the run (`cobo.training.events`).
+    `training` takes rounds, lr, batch_size, accumulate, momentum, weight_decay, optimizer, schedule, seed,
+    evaluate_every, buffers, precision, augment, executor, models_at_once, device, roster and clocks, see
+    `cobo.Training`. With `out`, the run is recorded in that folder and can be resumed from its last checkpoint after
+    any kind of end. `progress` shows a bar. `listeners` are functions that hear every event of the run
+    (`cobo.training.events`).
 
     >>> import torch
     >>> def party(name, slope):
@@ -94,6 +95,7 @@ def federate(
         task=task,
         seed=settings.seed,
         batch_size=settings.batch_size,
+        accumulate=settings.accumulate,
         augment=AUGMENTATIONS[settings.augment] if isinstance(settings.augment, str) else settings.augment,
         buffers=settings.buffers,
         precision=settings.precision,
@@ -126,18 +128,11 @@ def _result(run: Run) -> Result:
     models = {name: here[name] if name in here else run.members.model(name) for name in names}
     whole = {name: module.state_dict() for name, module in models.items()}
     own = {name: federation.blueprint.own(state) for name, state in whole.items()}
-    history = [
-        {
-            **{k: v for k, v in line.items() if k != "clients"},
-            **{f"client_{m}": [line["clients"].get(n, {}).get(m) for n in names] for m in ("accuracy", "loss")},
-        }
-        for line in run.history
-    ]
     return Result(
         names=names,
         models=models,
         weights=run.weights,
-        history=history,
+        history=[_listed(line, names) for line in run.history],
         method={"name": run.method.name, **run.method.model_dump()},
         training={k: v for k, v in run.training.model_dump().items() if not callable(v)}
         | {"roster": run.training.roster.model_dump(mode="json")},
@@ -149,3 +144,10 @@ def _result(run: Run) -> Result:
         shared={name: t for name, t in whole[names[0]].items() if name not in own[names[0]]},
         architecture=describe(next(iter(models.values()))),
     )
+
+
+def _listed(line: dict[str, Any], names: list[str]) -> dict[str, Any]:
+    """A line of metrics with what it says of each client in lists, in the order of the names."""
+    measures = ("accuracy", "loss", *(["perplexity"] if "perplexity" in line else []))
+    lists = {f"client_{m}": [line["clients"].get(name, {}).get(m) for name in names] for m in measures}
+    return {**{k: v for k, v in line.items() if k != "clients"}, **lists}

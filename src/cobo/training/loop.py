@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
@@ -52,7 +52,7 @@ class Run:
     ) -> None:
         check(federation, method, training)
         self.federation, self.method, self.training, self.folder = federation, method, training, folder
-        self._listeners = list(listeners)
+        self._tell = _teller(listeners)
         models = nn.Parameter(method.rows(federation))
         optimizer = training.make_optimizer(models)
         self._schedule: LRScheduler | None = training.make_schedule(optimizer)
@@ -157,7 +157,7 @@ class Run:
         line["comparisons"] = self.federation.compared
         line["bytes"] = state.sent * state.X.shape[1] * state.X.element_size()
         line |= self._engine.report()
-        for name in ("accuracy", "loss"):
+        for name in ("accuracy", "perplexity", "loss"):
             values = [m[name] for m in measured if name in m]
             if values:
                 line[name] = None if None in values else fmean(v for v in values if v is not None)
@@ -196,11 +196,6 @@ class Run:
 
     def _seconds(self) -> float:
         return self._seconds_before + time.monotonic() - self._begun
-
-    def _tell(self, **event: Any) -> None:
-        told: Event = event
-        for listener in self._listeners:
-            listener(told)
 
     # Checkpoints
 
@@ -280,6 +275,7 @@ class Run:
             **training,
             **{f"clocks.{k}": v for k, v in clocks.items()},
             "parameters": {n: list(shape) for n, shape in zip(blueprint.names, blueprint.shapes, strict=True)},
+            "what is not trained": blueprint.base,
         }
 
     def _compare(self, stored: dict[str, Any]) -> None:
@@ -326,6 +322,17 @@ def _named(value: Any) -> Any:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _teller(listeners: Sequence[Listener]) -> Callable[..., None]:
+    """Tells all listeners of an event. It holds no run: a cycle would keep models and samples until who knows when."""
+
+    def tell(**event: Any) -> None:
+        told: Event = event
+        for listener in listeners:
+            listener(told)
+
+    return tell
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from cobo.training.events import Event
 
 
 class LiveProgress:
-    """Rounds, rate, time left, current accuracy, and how far W has settled."""
+    """Rounds, rate, time left, current accuracy or perplexity, and how far W has settled."""
 
     def __init__(self, label: str, console: Console | None = None) -> None:
         self._label = label
@@ -69,7 +69,7 @@ class LiveProgress:
     def _evaluated(self, event: Event) -> None:
         score = describe(event)
         if self._live and self._task is not None:
-            brief = score.removeprefix("accuracy ").replace("W settled", "settled")
+            brief = score.removeprefix("accuracy ").replace("perplexity", "ppl").replace("W settled", "settled")
             self._bar.update(self._task, completed=event["round"], score=brief)
             return
         share = event["round"] / self._rounds
@@ -94,6 +94,8 @@ def describe(event: Event) -> str:
     parts = []
     if event.get("accuracy") is not None:
         parts.append(f"accuracy {event['accuracy']:.1f} %")
+    elif event.get("perplexity") is not None:
+        parts.append(f"perplexity {event['perplexity']:.4g}")
     elif event.get("loss") is not None:
         parts.append(f"loss {event['loss']:.4g}")
     if event.get("settled") is not None:

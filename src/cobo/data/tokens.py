@@ -1,0 +1,69 @@
+"""Texts as tokens: made once, with progress, and kept in the user's cache under a checksum of text and tokenizer."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from cobo.data import store
+from cobo.training.checkpoint import write_atomic
+
+AT_ONCE = 1000  # documents
+
+
+def tokenised(texts: Sequence[str], tokenizer: Any, name: str) -> Tensor:
+    """The tokens of all documents in a row, int32, each with the end-of-text token behind it, if the tokenizer has one.
+
+    Where a document ends with a newline, the text goes on with the next, and there is none. `name` is for the bar.
+    """
+    path = store.cache("tokens") / f"{_checksum(texts, tokenizer)}.safetensors"
+    try:
+        return load_file(path)["tokens"]
+    except (OSError, SafetensorError, KeyError):
+        pass  # not there yet, or damaged: it is made (again)
+    tokens = _encoded(texts, tokenizer, name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, save({"tokens": tokens}))
+    return tokens
+
+
+def fingerprint(tokenizer: Any) -> str:
+    """A checksum of all that a (fast) tokenizer does here."""
+    described = f"{tokenizer.eos_token_id} {_whole(tokenizer).to_str()}"
+    return hashlib.sha256(described.encode()).hexdigest()[:16]
+
+
+def _whole(tokenizer: Any) -> Any:
+    """Its rules without what it may have been told of truncating and padding, which is for batches of chats."""
+    described = json.loads(tokenizer.backend_tokenizer.to_str())
+    return type(tokenizer.backend_tokenizer).from_str(json.dumps(described | {"truncation": None, "padding": None}))
+
+
+def _checksum(texts: Sequence[str], tokenizer: Any) -> str:
+    digest = hashlib.sha256(fingerprint(tokenizer).encode())
+    for text in texts:
+        digest.update(len(text).to_bytes(8, "little"))
+        digest.update(text.encode(errors="surrogatepass"))
+    return digest.hexdigest()
+
+
+def _encoded(texts: Sequence[str], tokenizer: Any, name: str) -> Tensor:
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    rules = _whole(tokenizer)
+    columns = TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TimeRemainingColumn()
+    found: list[int] = []
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(f"tokens of {name}", total=len(texts))
+        for start in range(0, len(texts), AT_ONCE):
+            some = list(texts[start : start + AT_ONCE])
+            for text, encoded in zip(some, rules.encode_batch(some, add_special_tokens=False), strict=True):
+                found += encoded.ids if text.endswith("\n") else encoded.ids + end
+            bar.advance(task, len(some))
+    return torch.tensor(found, dtype=torch.int32)

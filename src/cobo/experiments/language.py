@@ -1,0 +1,73 @@
+"""The paper's language experiment (section 4.3): every client fine-tunes adapters on text in its own language."""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from cobo.data import libreoffice_help, wikipedia
+from cobo.errors import ConfigError
+from cobo.experiments.experiment import Experiment, Parts
+from cobo.language import LanguageModel
+from cobo.methods import Method
+
+LANGUAGES = {"catalan": "ca", "spanish": "es", "german": "de", "dutch": "nl"}
+CORPORA = {"wikipedia": wikipedia, "libreoffice-help": libreoffice_help}
+
+
+class Language(Experiment):
+    """A text for each client, and a pretrained language model that all of them adapt.
+
+    Four languages of a `corpus`; or other `texts`, files or data sets by client. `tokens` is how many each trains on.
+    """
+
+    what: ClassVar[str] = "paper, section 4.3: 4 clients with 4 languages, adapters on GPT-2 (needs cobo[llm])"
+
+    model: str = "gpt2"
+    corpus: Literal["wikipedia", "libreoffice-help"] = "wikipedia"
+    texts: dict[str, str] = Field(default_factory=dict)
+    tokens: int | None = Field(default=800_000, ge=1)
+    context: int = Field(default=512, ge=1)
+    test_share: float = Field(default=0.1, gt=0, lt=1)
+    rank: int = Field(default=4, ge=1)
+    alpha: int | None = Field(default=None, ge=1)
+    dropout: float = Field(default=0.1, ge=0, lt=1)
+    targets: tuple[str, ...] | Literal["all-linear"] = "all-linear"
+    checkpointing: bool = False
+
+    def method(self, name: str) -> Method:
+        if name in ("ifca", "fc", "oracle"):
+            raise ConfigError(
+                f"{name} gives every client the model of one group, and languages are in no groups: each is close to "
+                "some others, more or less; use local, fedavg, finetune, ditto or cobo"
+            )
+        return super().method(name)
+
+    def build(self, seed: int, *, validation: float = 0.0) -> Parts:
+        base = pretrained(self.model, self.precision)
+        sources: Mapping[str, str | list[str]] = self.texts or {
+            name: CORPORA[self.corpus](code) for name, code in LANGUAGES.items()
+        }
+        sizes: dict[str, Any] = {"context": self.context, "test": self.test_share, "limit": self.tokens}
+        clients = [base.client(name, text, validation=validation, **sizes) for name, text in sources.items()]
+        adapters = base.adapters(
+            rank=self.rank,
+            alpha=self.alpha,
+            dropout=self.dropout,
+            targets=self.targets,
+            checkpointing=self.checkpointing,
+        )
+        return Parts(clients, adapters, "next_token")
+
+
+class LanguageSmall(Language):
+    """The same for two CPU cores."""
+
+    what: ClassVar[str] = "the same with a smaller model and less text, for two CPU cores"
+
+
+@lru_cache(maxsize=1)
+def pretrained(model: str, precision: Literal["float32", "bfloat16"]) -> LanguageModel:
+    """The base, which exists once in a process, whatever is run on it."""
+    return LanguageModel(model, dtype=precision)

@@ -1,0 +1,78 @@
+"""What clients train on, as it is drawn: batches that follow a key, all samples, or those a thousand at a time."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cobo import draws
+from cobo.compute.batch import Fields, Layout
+from cobo.federation.augment import Augmentation
+from cobo.federation.client import Client
+from cobo.federation.samples import Pool
+
+Indices = NDArray[np.int64]
+
+SAMPLES_AT_ONCE = 1024  # of a client, in one pass, when all that it has are taken
+
+
+class Batches:
+    """The training samples of everyone; clients are given by their position among everyone."""
+
+    def __init__(self, clients: Sequence[Client], place: dict[str, Any], augment: Augmentation | None) -> None:
+        self._pool = Pool([client.train for client in clients], **place)
+        self._augment = augment
+
+    @property
+    def sizes(self) -> Indices:
+        """How many samples each client has."""
+        return self._pool.sizes
+
+    @property
+    def layout(self) -> Layout:
+        return self._pool.layout
+
+    def draw(self, clients: Indices, keys: draws.Keys, size: int | None) -> Fields:
+        """`size` samples drawn with replacement, as the paper's xi ~ D_i; or all samples, in order, when it is None."""
+        sizes = self.sizes[clients]
+        if size is None:
+            positions = np.tile(np.arange(sizes[0]), (len(clients), 1))
+        else:
+            positions = draws.integers(keys, sizes, size)
+        return self.take(clients, keys, positions)
+
+    def take(self, clients: Indices, keys: draws.Keys, positions: Indices) -> Fields:
+        """These samples, augmented."""
+        fields = self._pool.take(clients, positions, keys)
+        return fields if self._augment is None else self._augment(fields, keys)
+
+    def parts(self, clients: Indices, keys: draws.Keys, size: int | None) -> Iterator[tuple[Fields, float]]:
+        """The clients' batches, or all of their (equally many) samples a thousand at a time, with the share of each."""
+        if size is not None:
+            yield self.draw(clients, keys, size), 1.0
+            return
+        for positions, share in self.whole(clients):
+            yield self._pool.take(clients, positions, keys), share
+
+    def whole(self, clients: Indices) -> Iterator[tuple[Indices, float]]:
+        """Where the clients' (equally many) samples are, a thousand at a time, with the share of each part."""
+        count = int(self.sizes[clients[0]])
+        for part in np.array_split(np.arange(count), -(-count // SAMPLES_AT_ONCE)):
+            yield np.tile(part, (len(clients), 1)), len(part) / count
+
+    def chunks(self, *clients: Indices, size: int | None, most: int) -> Iterator[Indices]:
+        """Positions in `clients` in chunks of at most so many; batches in a chunk have one size."""
+        if len(clients[0]) == 0:
+            return
+        sizes = np.stack([self.sizes[c] if size is None else 0 * c for c in clients])
+        _, kind = np.unique(sizes, axis=1, return_inverse=True)
+        for which in range(kind.max() + 1):
+            members = np.flatnonzero(kind.reshape(-1) == which)
+            yield from (members[k : k + most] for k in range(0, len(members), most))
+
+    def trial(self, size: int | None, seed: int) -> Fields:
+        """A batch of the first client, to see what the model does with it."""
+        positions = np.arange(size or int(self.sizes[0]))[None] % self.sizes[0]
+        key = draws.combine(draws.key(seed, "trial"), np.zeros(1, dtype=np.uint64))
+        return tuple(field[0] for field in self._pool.take(np.zeros(1, dtype=np.int64), positions, key))

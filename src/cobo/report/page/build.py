@@ -1,0 +1,186 @@
+"""What the page shows, gathered from the runs and put into it as JSON."""
+
+import base64
+import hashlib
+import html
+import json
+import math
+import re
+from importlib.resources import files
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+
+from cobo.report import comparison, domain_weights, figures, table
+from cobo.report.page import graphs, words
+from cobo.report.summary import Results, Runs, read_runs
+from cobo.training.checkpoint import write_atomic
+
+MOST_POINTS = 400  # of a curve
+AXES = {"round": "rounds", "gradients": "gradients computed", "seconds": "seconds", "time": "simulated time"}
+
+
+def write(folder: Path, results: Results) -> None:
+    """FOLDER/report.html."""
+    write_atomic(folder / "report.html", page(gathered(folder, results)).encode())
+
+
+def page(data: dict[str, Any]) -> str:
+    """The page with its data, style and script; it may run no other, and ask for nothing."""
+    style, script = _part("page.css"), _part("page.js")
+    parts = {
+        "title": html.escape(data["title"]), "style": style, "script": script, "data": _embedded(data),
+        "style_hash": _hash(style), "script_hash": _hash(script),
+    }  # fmt: skip
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _part("page.html"))
+
+
+def gathered(folder: Path, results: Results) -> dict[str, Any]:
+    """Everything that the page shows."""
+    runs = read_runs(folder)
+    several = sum(run["weights"] is not None for seeds in runs.values() for run in seeds.values())
+    share = graphs.BYTES // max(1, several)
+    stored = folder / "experiment.toml"
+    return {
+        "title": results["experiment"],
+        "about": table.title(results),
+        "finding": words.finding(results, runs),
+        "scores": words.scores(results),
+        "notes": words.notes(results, runs),
+        "table": _table(results),
+        "leading": words.leading(results),
+        "looks": {method: _look(method) for method in runs},
+        "axes": AXES,
+        "curves": _curves(runs),
+        "near": {score: _near(runs, score) for score in ("accuracy", "perplexity")},
+        "score": table.score(results),
+        "runs": [_run(runs, method, seed, results, share) for method, seeds in runs.items() for seed in seeds],
+        "colours": figures.CLIENT_COLOURS,
+        "domains": next(filter(None, (_domains(list(seeds.values())) for seeds in runs.values())), None),
+        "settings": stored.read_text(encoding="utf-8") if stored.is_file() else _settings(runs),
+        "command": command(results, runs, own=not stored.is_file()),
+        "environment": results["environment"],
+    }
+
+
+def command(results: Results, runs: Runs, *, own: bool) -> str:
+    """What gives these runs again."""
+    if own:
+        return "cobo.fit(...) with the settings below, on your own clients and model"
+    seeds = results["seeds"]
+    complete = all(m["seeds"] == seeds for m in results["methods"].values())
+    if complete and seeds == list(range(len(seeds))) and len(runs) * len(seeds) > 1:
+        return f"cobo compare experiment.toml --methods {','.join(runs)} --seeds {len(seeds)} --out again"
+    each = ((method, seed) for method, found in runs.items() for seed in found)
+    return "\n".join(f"cobo run experiment.toml --method {method} --seed {seed} --out again" for method, seed in each)
+
+
+def _table(results: Results) -> dict[str, Any]:
+    heads, first = table.columns(results), table.best(results) if len(results["methods"]) > 1 else None
+    rows = [
+        {"cells": cells, "best": method == first, "told": m["told"] or ""}
+        for (method, m), cells in zip(results["methods"].items(), table.cells(results, heads), strict=True)
+    ]
+    return {"heads": heads, "rows": rows, "notes": table.notes(results)}
+
+
+def _look(method: str) -> dict[str, Any]:
+    look = comparison.method_look(method)
+    return {"colour": look["color"], "dashed": look["linestyle"] == "--", "width": look["linewidth"]}
+
+
+def _curves(runs: Runs) -> dict[str, dict[str, Any]]:
+    """By score and method: mean and standard deviation over seeds, against all that a curve can be drawn against."""
+    found: dict[str, dict[str, Any]] = {}
+    for score in comparison.NAMES:
+        for method, seeds in runs.items():
+            points = list(comparison.points(seeds, score).values())
+            if points:
+                found.setdefault(score, {})[method] = _curve([points[k] for k in _evenly(len(points))], score)
+    return found
+
+
+def _curve(points: list[list[dict[str, Any]]], score: str) -> dict[str, Any]:
+    values = [[line[score] for line in at] for at in points]
+    return {
+        **{axis: [_short(fmean(x[axis] for x in at)) for at in points] for axis in AXES if axis in points[0][0]},
+        "mean": [_short(fmean(at)) for at in values],
+        "std": [_short(stdev(at)) for at in values] if len(values[0]) > 1 else None,
+    }
+
+
+def _near(runs: Runs, score: str) -> tuple[float, float] | None:
+    """The range of scores in which the better methods end."""
+    found = {
+        method: comparison.curve(seeds, score) for method, seeds in runs.items() if comparison.points(seeds, score)
+    }
+    return comparison.near_the_best(found, score) if len(found) > 1 else None
+
+
+def _run(runs: Runs, method: str, seed: int, results: Results, share: int) -> dict[str, Any]:
+    """W of a run, and how each client ends beside the same client alone."""
+    run, alone = runs[method][seed], runs.get("local", {}).get(seed)
+    score, names = table.score(results), run["names"]
+    grouping = graphs.found(run)
+    return {
+        "method": method,
+        "seed": seed,
+        "clients": names,
+        "mine": _ends(run, score, names),
+        "alone": None if alone is None or method == "local" else _ends(alone, score, names),
+        "away": [] if grouping is None else grouping.away,
+        "peers": None if grouping is None else graphs.peers(run),
+        "found": None if grouping is None else grouping.groups,
+        "graph": graphs.shown(run, share),
+    }
+
+
+def _ends(run: dict[str, Any], score: str, names: list[str]) -> list[float | None]:
+    """The score with which each client ends; None where there is none that is a number."""
+    ends = dict(zip(run["names"], run["history"][-1].get(f"client_{score}", []), strict=False))
+    return [_short(ends.get(name)) for name in names]
+
+
+def _domains(seeds: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Rows of W on a simplex over rounds, smoothed, mean over seeds."""
+    found = domain_weights.read(seeds) if domain_weights.has_rows(seeds[0]) else None
+    if found is None or not found.rounds:
+        return None
+    half_life = domain_weights.span(found.rounds)
+    mean = domain_weights.smoothed(found.rounds, found.weights, half_life).mean(0)
+    kept = _evenly(len(mean))
+    lines = [[[_short(float(x)) for x in mean[kept, i, j]] for j in range(mean.shape[2])] for i in range(mean.shape[1])]
+    return {
+        "method": seeds[0]["method"]["name"], "names": found.names, "half_life": half_life, "lines": lines,
+        "rounds": [found.rounds[k] for k in kept],
+    }  # fmt: skip
+
+
+def _settings(runs: Runs) -> str:
+    first = next(run for seeds in runs.values() for run in seeds.values())
+    return json.dumps({"method": first["method"], "training": first["training"]}, indent=1)
+
+
+def _evenly(count: int) -> list[int]:
+    """Which of so many points are shown; the first and the last always are."""
+    return np.linspace(0, count - 1, min(count, MOST_POINTS)).round().astype(int).tolist()  # type: ignore[no-any-return]
+
+
+def _short(value: float | None) -> float | None:
+    return float(f"{value:.6g}") if value is not None and math.isfinite(value) else None
+
+
+def _part(name: str) -> str:
+    return files("cobo.report.page").joinpath(name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _embedded(data: dict[str, Any]) -> str:
+    """JSON that ends no script element and starts no other, whatever clients are called."""
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))  # all but ASCII is escaped, U+2028 too
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -1,0 +1,573 @@
+"use strict";
+// Draws the page from the JSON in it. Names come from users: they are only ever put in as text.
+
+const data = JSON.parse(document.getElementById("data").textContent);
+const byId = (id) => document.getElementById(id);
+const NOBODY = 255, MOST_NAMES = 40, MOST_LABELS = 24, FRAME = 60;
+const BLUES = ["f7fbff", "deebf7", "c6dbef", "9ecae1", "6baed6", "4292c6", "2171b5", "08519c", "08306b"];
+const NIGHT = ["0f1a26", "0d2f57", "08519c", "2171b5", "4292c6", "6baed6", "9ecae1", "c6dbef", "deebf7"];
+const dark = window.matchMedia("(prefers-color-scheme: dark)");
+const state = { run: null, at: 0, timer: null, hidden: new Set() };
+
+// Small things
+
+function make(tag, attributes, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  node.append(...children);
+  return node;
+}
+
+function svg(tag, attributes, ...children) {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  node.append(...children);
+  return node;
+}
+
+const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const ink = (wanted) => (wanted === "black" ? colour("--ink") : wanted); // black lines are white in the dark
+const groupColour = (g) => (g < 0 ? colour("--nobody") : ink(data.colours[g % data.colours.length]));
+const short = (text, most) => ([...text].length > most ? [...text].slice(0, most - 1).join("") + "…" : text);
+const count = (n, what) => `${n.toLocaleString("en")} ${what}${n === 1 ? "" : "s"}`;
+
+function brief(value) {
+  if (value === null || value === undefined) return "-";
+  const size = Math.abs(value);
+  if (size >= 1e7) return value.toExponential(1);
+  if (size >= 1000) return Math.round(value).toLocaleString("en");
+  return size === 0 || size >= 0.001 ? String(Number(value.toPrecision(4))) : value.toExponential(1);
+}
+
+const measured = (value) => (value === null ? "-" : value.toFixed({ accuracy: 1, perplexity: 2, loss: 3 }[data.score]));
+
+// Tables
+
+function table(heads, rows, caption, words = new Set([0])) {
+  const head = make("tr", {}, ...heads.map((text, k) => make("th", { scope: "col", class: words.has(k) ? "text" : "" }, text)));
+  const body = rows.map((cells) => make("tr", {}, ...cells.map((cell, k) =>
+    make(k ? "td" : "th", k ? { class: words.has(k) ? "text" : "" } : { scope: "row" }, cell))));
+  return make("table", {}, make("caption", { class: "hidden" }, caption), make("thead", {}, head), make("tbody", {}, ...body));
+}
+
+// Heads become buttons. What is not known ("-") is last, whichever way.
+function sortable(node, words = new Set([0])) {
+  const heads = [...node.tHead.rows[0].cells];
+  heads.forEach((head, k) => {
+    const button = make("button", { type: "button" }, head.textContent);
+    head.replaceChildren(button);
+    button.addEventListener("click", () => {
+      const before = head.getAttribute("aria-sort");
+      const up = before ? before === "descending" : words.has(k);
+      heads.forEach((other) => other.removeAttribute("aria-sort"));
+      head.setAttribute("aria-sort", up ? "ascending" : "descending");
+      const key = (row) => {
+        const text = row.cells[k].textContent;
+        return words.has(k) ? text : parseFloat(text.replace(/,/g, ""));
+      };
+      const rows = [...node.tBodies[0].rows].map((row) => [key(row), row]);
+      const known = rows.filter(([value]) => !Number.isNaN(value));
+      known.sort(([a], [b]) => (up ? 1 : -1) * (words.has(k) ? a.localeCompare(b, "en", { numeric: true }) : a - b));
+      node.tBodies[0].append(...known.map(([, row]) => row), ...rows.filter(([value]) => Number.isNaN(value)).map(([, row]) => row));
+    });
+  });
+  return node;
+}
+
+// What is in a <details> is made when it is opened.
+function behind(id, build) {
+  const details = byId(id), place = details.querySelector("div");
+  const fill = () => place.replaceChildren(...(details.open ? [build()] : []));
+  details.addEventListener("toggle", fill);
+  return fill;
+}
+
+function methodsTable() {
+  const { heads, rows, notes } = data.table;
+  const some = heads.map((_, k) => k).filter((k) => rows.some((row) => row.cells[k] !== "-"));
+  const node = table(some.map((k) => heads[k]), rows.map((row) => some.map((k) => row.cells[k])), "Methods and their scores");
+  [...node.tBodies[0].rows].forEach((tr, k) => {
+    const { best, told } = rows[k];
+    if (best) tr.className = "best";
+    if (best) tr.cells[0].append(" ", make("span", { class: "badge first" }, "best"));
+    if (told) tr.cells[0].append(" ", make("span", { class: "badge" }, `told ${told}`));
+  });
+  byId("methods").replaceChildren(sortable(node));
+  byId("methods-notes").textContent = notes;
+}
+
+// W
+
+function decoded(text) {
+  return Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+}
+
+function cellsOf(run) {
+  run.cells ??= decoded(run.graph.weights);
+  const size = run.graph.labels.length ** 2;
+  return run.cells.subarray(state.at * size, (state.at + 1) * size);
+}
+
+// 255 colours from nothing to the largest weight.
+function ramp() {
+  const stops = (dark.matches ? NIGHT : BLUES).map((hex) => [0, 2, 4].map((k) => parseInt(hex.slice(k, k + 2), 16)));
+  return Array.from({ length: NOBODY }, (_, v) => {
+    const place = (v / (NOBODY - 1)) * (stops.length - 1), low = Math.min(Math.floor(place), stops.length - 2);
+    return stops[low].map((c, k) => Math.round(c + (place - low) * (stops[low + 1][k] - c)));
+  });
+}
+
+function fitted(canvas, width, height) {
+  const ratio = window.devicePixelRatio || 1;
+  canvas.width = Math.round(width * ratio);
+  canvas.height = Math.round(height * ratio);
+  canvas.style.width = `${width}px`;
+  canvas.style.height = `${height}px`;
+  const pen = canvas.getContext("2d");
+  pen.scale(ratio, ratio);
+  return pen;
+}
+
+function heatMap(canvas, graph, cells) {
+  const n = graph.labels.length, width = canvas.parentElement.clientWidth, named = n <= MOST_NAMES;
+  const labels = graph.labels.map((label) => short(label, 15));
+  let pen = canvas.getContext("2d");
+  const size = Math.min(12, Math.max(8, (width - 100) / n - 1));
+  pen.font = `${size}px system-ui, sans-serif`;
+  const widest = named ? Math.min(120, Math.ceil(Math.max(...labels.map((label) => pen.measureText(label).width))) + 8) : 0;
+  const edge = widest + 8, plot = Math.min(width - edge, 460), cell = plot / n;
+  pen = fitted(canvas, width, plot + edge);
+  pen.imageSmoothingEnabled = false;
+  pen.drawImage(picture(n, cells), 0, 0, n, n, edge, 0, plot, plot);
+  pen.strokeStyle = colour("--line");
+  pen.strokeRect(edge + 0.5, 0.5, plot - 1, plot - 1);
+  graph.groups.forEach((g, k) => {
+    pen.fillStyle = groupColour(g);
+    pen.fillRect(widest, k * cell, 5, Math.max(1, cell - 0.5));
+    pen.fillRect(edge + k * cell, plot + 3, Math.max(1, cell - 0.5), 5);
+  });
+  if (named) names(pen, labels, size, widest, edge, plot, cell);
+  canvas.dataset.edge = edge;
+  canvas.dataset.plot = plot;
+}
+
+function picture(n, cells) {
+  const small = make("canvas", { width: n, height: n }), pen = small.getContext("2d");
+  const image = pen.createImageData(n, n), colours = ramp();
+  const nobody = colour("--nobody").slice(1).match(/../g).map((hex) => parseInt(hex, 16));
+  cells.forEach((value, k) => image.data.set([...(value === NOBODY ? nobody : colours[value]), 255], 4 * k));
+  pen.putImageData(image, 0, 0);
+  return small;
+}
+
+function names(pen, labels, size, widest, edge, plot, cell) {
+  pen.font = `${size}px system-ui, sans-serif`;
+  pen.fillStyle = colour("--ink");
+  pen.textAlign = "right";
+  pen.textBaseline = "middle";
+  labels.forEach((label, k) => {
+    pen.fillText(label, widest - 5, (k + 0.5) * cell);
+    pen.save();
+    pen.translate(edge + (k + 0.5) * cell, plot + 12);
+    pen.rotate(-Math.PI / 2);
+    pen.fillText(label, 0, 0);
+    pen.restore();
+  });
+}
+
+function net(canvas, graph, cells) {
+  const n = graph.labels.length, width = canvas.parentElement.clientWidth, height = Math.min(width, 440);
+  const pen = fitted(canvas, width, height), few = n <= MOST_LABELS;
+  const pad = graph.grouped ? 72 : few ? 46 : 16;
+  const at = graph.places.map(([x, y]) => [pad + ((x + 1) / 2) * (width - 2 * pad), pad / 2 + 8 + ((y + 1) / 2) * (height - pad - 16)]);
+  const weight = (i, j) => { const w = cells[i * n + j]; return w === NOBODY ? 0 : w / (NOBODY - 1); };
+  const edges = [];
+  for (let i = 0; i < n; i++) {
+    for (let j = 0; j < i; j++) {
+      const w = (weight(i, j) + weight(j, i)) / 2;
+      if (w >= 0.04) edges.push([i, j, w]);
+    }
+  }
+  const light = Math.max(0.08, Math.min(1, 120 / edges.length)); // very many lines would be one grey
+  pen.strokeStyle = colour("--soft");
+  for (const [i, j, w] of edges) {
+    pen.globalAlpha = light * (0.2 + 0.7 * w);
+    pen.lineWidth = 0.5 + (few ? 4 : 1.5) * w;
+    pen.beginPath();
+    pen.moveTo(...at[i]);
+    pen.lineTo(...at[j]);
+    pen.stroke();
+  }
+  pen.globalAlpha = 1;
+  const largest = Math.max(...graph.sizes);
+  at.forEach(([x, y], k) => {
+    pen.fillStyle = groupColour(graph.groups[k]);
+    pen.strokeStyle = colour("--card");
+    pen.lineWidth = 2;
+    pen.beginPath();
+    pen.arc(x, y, graph.grouped ? 4 + 14 * Math.sqrt(graph.sizes[k] / largest) : few ? 8 : 5, 0, 2 * Math.PI);
+    pen.fill();
+    pen.stroke();
+  });
+  if (!few) return;
+  at.forEach(([x, y], k) => { // away from the others of its group
+    const ys = at.filter((_, j) => graph.groups[j] === graph.groups[k]).map((place) => place[1]);
+    const above = y < ys.reduce((a, b) => a + b) / ys.length - 1;
+    netLabel(pen, short(graph.labels[k], 15), x, y + (graph.grouped ? 26 : 17) * (above ? -1 : 1), width);
+  });
+}
+
+function netLabel(pen, text, x, y, width) {
+  pen.font = "12px system-ui, sans-serif";
+  pen.textAlign = "center";
+  pen.textBaseline = "middle";
+  const half = pen.measureText(text).width / 2 + 2, place = Math.min(Math.max(x, half), width - half);
+  pen.lineWidth = 4;
+  pen.lineJoin = "round";
+  pen.strokeStyle = colour("--card");
+  pen.strokeText(text, place, y);
+  pen.fillStyle = colour("--ink");
+  pen.fillText(text, place, y);
+}
+
+function drawGraph() {
+  const { graph } = state.run;
+  if (!graph) return;
+  const cells = cellsOf(state.run);
+  heatMap(byId("weights"), graph, cells);
+  net(byId("net"), graph, cells);
+  const round = graph.rounds[state.at].toLocaleString("en");
+  byId("at").textContent = round;
+  byId("slider").setAttribute("aria-valuetext", `round ${round}`);
+  if (state.timer === null) fillWeights();
+}
+
+function drawTruth() {
+  const { graph } = state.run;
+  byId("truth-figure").hidden = !graph?.truth;
+  if (graph?.truth) heatMap(byId("truth"), graph, decoded(graph.truth));
+  const colours = ramp();
+  byId("ramp").style.background = `linear-gradient(to right, ${[0, 63, 127, 190, 254].map((v) => `rgb(${colours[v]})`).join(", ")})`;
+  byId("top").textContent = graph ? String(Number(graph.scale.toFixed(2))) : "";
+}
+
+// Which pair is under the pointer.
+function readPair(event) {
+  const { graph } = state.run, n = graph.labels.length, box = event.target.getBoundingClientRect();
+  const edge = Number(event.target.dataset.edge), cell = Number(event.target.dataset.plot) / n;
+  const i = Math.floor((event.clientY - box.top) / cell), j = Math.floor((event.clientX - box.left - edge) / cell);
+  if (i < 0 || j < 0 || i >= n || j >= n) return;
+  const cells = event.target.id === "truth" ? decoded(graph.truth) : cellsOf(state.run);
+  byId("pair").textContent = `${graph.labels[i]} learns from ${graph.labels[j]}: ${weightText(cells[i * n + j], event.target.id === "truth" ? 1 : graph.scale)}`;
+}
+
+const weightText = (value, scale) => (value === NOBODY ? "-" : ((value / (NOBODY - 1)) * scale).toFixed(2));
+
+function weightsTable() {
+  const { graph } = state.run;
+  if (!graph) return "";
+  const n = graph.labels.length, cells = cellsOf(state.run);
+  const rows = graph.labels.map((label, i) => [label, ...Array.from({ length: n }, (_, j) => weightText(cells[i * n + j], graph.scale))]);
+  return table(["learns from", ...graph.labels], rows, `W at round ${graph.rounds[state.at]}`);
+}
+
+function graphWords() {
+  const { method, graph, away } = state.run;
+  if (!graph) return `${method} learns no weights between clients, so there is no W to show.`;
+  const said = [];
+  if (graph.grouped) said.push(`${count(state.run.clients.length, "client")} are too many for a row each: rows are the groups found in the end, weights are means between their clients.`);
+  if (graph.rounds.length < graph.recorded) said.push(`Thinned: ${graph.rounds.length} of ${graph.recorded} recorded rounds are shown, evenly.`);
+  if (graph.rounds.length === 1) said.push(`W was recorded once only, at round ${graph.rounds[0]}.`);
+  if (away.length) said.push(`${count(away.length, "client")} had left before the end (grey).`);
+  return said.join(" ");
+}
+
+function groupsList() {
+  const { graph, found } = state.run;
+  if (!graph) return [];
+  return found.slice(0, 60).map((members, g) => {
+    const dot = make("span", { class: "dot" });
+    dot.style.background = groupColour(g);
+    const who = graph.grouped ? "" : `: ${graph.members[g].join(", ")}`;
+    return make("li", {}, dot, `group ${g + 1}, ${count(members.length, "client")}${who}`);
+  }).concat(found.length > 60 ? [make("li", {}, `and ${found.length - 60} more`)] : []);
+}
+
+// Which run is shown
+
+function choose(method, seed) {
+  const mine = data.runs.filter((run) => run.method === method);
+  state.run = mine.find((run) => run.seed === seed) ?? mine[0];
+  byId("seed").replaceChildren(...mine.map((run) => make("option", { value: run.seed }, String(run.seed))));
+  byId("seed").value = state.run.seed;
+  byId("method").value = method;
+  const { graph } = state.run, last = graph ? graph.rounds.length - 1 : 0;
+  state.at = last;
+  pause();
+  byId("slider").max = last;
+  byId("slider").value = last;
+  byId("play").hidden = byId("slider").parentElement.hidden = last === 0;
+  byId("graph").hidden = !graph;
+  byId("graph-words").textContent = graphWords();
+  byId("pair").textContent = "Point at a cell to read it.";
+  drawTruth();
+  drawGraph();
+  byId("groups").replaceChildren(...groupsList());
+  clientsTable();
+}
+
+function go(at) {
+  state.at = at;
+  byId("slider").value = at;
+  drawGraph();
+}
+
+function pause() {
+  clearInterval(state.timer);
+  state.timer = null;
+  byId("play").textContent = "Play";
+  fillWeights();
+}
+
+function play() {
+  const last = state.run.graph.rounds.length - 1;
+  if (state.timer !== null) return pause();
+  if (state.at === last) go(0);
+  byId("play").textContent = "Pause";
+  state.timer = setInterval(() => {
+    if (state.at < last) go(state.at + 1);
+    if (state.at === last) pause();
+  }, FRAME);
+}
+
+function clientsTable() {
+  const { method, seed, clients, mine, alone, peers, found, away } = state.run;
+  const better = data.score === "accuracy" ? 1 : -1, unit = data.score === "accuracy" ? "accuracy, %" : data.score;
+  const heads = ["client"], columns = [(k) => clients[k]], words = new Set([0]);
+  const group = [];
+  found?.forEach((members, g) => members.forEach((k) => { group[k] = String(g + 1); }));
+  if (found) heads.push("group found") && columns.push((k) => group[k] ?? "-");
+  if (alone) heads.push("alone") && columns.push((k) => measured(alone[k]));
+  heads.push(alone ? `with ${method}` : unit);
+  columns.push((k) => measured(mine[k]));
+  if (alone) heads.push("gain") && columns.push((k) => gain(mine[k], alone[k], better));
+  if (peers) words.add(heads.push("learns most from") - 1) && columns.push((k) => peers[k].map(([j, w]) => `${clients[j]} ${w.toFixed(2)}`).join(", ") || "-");
+  const rows = clients.map((_, k) => columns.map((column) => column(k)));
+  byId("clients").replaceChildren(sortable(table(heads, rows, "Clients", words), words));
+  const lost = mine.filter((value, k) => value === null && !away.includes(k)).length;
+  byId("clients-words").textContent = [
+    `${method}, seed ${seed}: ${unit}${better < 0 ? " (lower is better)" : ""}.`,
+    alone ? "Alone is Local with the same seed." : method === "local" ? "" : "Local with the same seed is not in this folder, so there is no gain to show.",
+    lost ? `${count(lost, "client")} ${lost === 1 ? "has" : "have"} no ${data.score} that is a number in the end.` : "",
+  ].join(" ");
+}
+
+function gain(mine, alone, better) {
+  if (mine === null || alone === null) return "-";
+  const value = better * (mine - alone);
+  return make("span", { class: value < 0 ? "worse" : "" }, (value >= 0 ? "+" : "") + measured(value));
+}
+
+// Curves
+
+function ticks(low, high, most) {
+  const rough = (high - low) / most, power = 10 ** Math.floor(Math.log10(rough));
+  const step = power * [1, 2, 5, 10].find((k) => k * power >= rough);
+  const found = [];
+  for (let k = Math.ceil(low / step); k * step <= high * (1 + 1e-9); k++) found.push(Number((k * step).toPrecision(12)));
+  return found;
+}
+
+function logTicks(low, high) {
+  const found = [];
+  for (let e = Math.floor(Math.log10(low)); e <= Math.log10(high); e++) for (const k of [1, 2, 5]) found.push(k * 10 ** e);
+  const inside = found.filter((v) => v >= low && v <= high);
+  return inside.length > 6 ? inside.filter((v) => /^1/.test(v.toExponential())) : inside;
+}
+
+function extent(values) {
+  let low = Math.min(...values), high = Math.max(...values);
+  if (low === high) [low, high] = [low - (Math.abs(low) || 1) / 10, high + (Math.abs(high) || 1) / 10];
+  return [low, high];
+}
+
+// Lines {name, colour, dashed, width, x, y, std} in a box of their own; gaps where a value is null.
+function chart(host, lines, { xlabel, ylabel, range = null, height = 270, most = 5, hint = "Point at the lines to read them." }) {
+  const width = Math.max(220, host.clientWidth), left = 52, bottom = 40, top = 10, right = 22;
+  const xs = lines.flatMap((line) => line.x), ys = lines.flatMap((line) => line.y.filter((v) => v !== null));
+  if (!ys.length) return host.replaceChildren(make("p", { class: "soft" }, "Nothing is chosen."));
+  const [x0, x1] = extent(xs), log = !range && Math.min(...ys) > 0 && Math.max(...ys) > 20 * Math.min(...ys) && ylabel !== "accuracy, %";
+  let [y0, y1] = extent(ys);
+  const room = log ? (y1 / y0) ** 0.05 : 0.06 * (y1 - y0);
+  [y0, y1] = range ?? (log ? [y0 / room, y1 * room] : [y0 - room, y1 + room]);
+  const sx = (x) => left + ((x - x0) / (x1 - x0)) * (width - left - right);
+  const share = (y) => (log ? Math.log(Math.max(y, 1e-300) / y0) / Math.log(y1 / y0) : (y - y0) / (y1 - y0));
+  const sy = (y) => top + (1 - share(y)) * (height - top - bottom);
+  const node = svg("svg", { width, height, role: "img", "aria-label": `${ylabel} against ${xlabel}; its numbers are in the table below` });
+  const id = `clip-${chart.made = (chart.made ?? 0) + 1}`;
+  node.append(svg("clipPath", { id }, svg("rect", { x: left, y: top, width: width - left - right, height: height - top - bottom })));
+  for (const y of log ? logTicks(y0, y1) : ticks(y0, y1, most)) {
+    node.append(svg("line", { class: "grid", x1: left, x2: width - right, y1: sy(y), y2: sy(y) }));
+    node.append(svg("text", { x: left - 6, y: sy(y) + 4, "text-anchor": "end" }, brief(y)));
+  }
+  for (const x of ticks(x0, x1, width < 420 ? 3 : 5)) node.append(svg("text", { x: sx(x), y: height - bottom + 18, "text-anchor": "middle" }, brief(x)));
+  node.append(svg("text", { x: (left + width - right) / 2, y: height - 4, "text-anchor": "middle" }, xlabel));
+  const inside = svg("g", { "clip-path": `url(#${id})` });
+  for (const line of lines) if (line.std) inside.append(svg("path", { d: band(line, sx, sy), fill: ink(line.colour), "fill-opacity": 0.16 }));
+  for (const line of lines) inside.append(stroke(line, sx, sy));
+  node.append(inside);
+  host.replaceChildren(make("figcaption", {}, ylabel), node, readout(node, inside, lines, sx, [top, height - bottom], xlabel, hint));
+}
+
+function band(line, sx, sy) {
+  const upper = line.x.map((x, k) => `${sx(x).toFixed(1)},${sy(line.y[k] + line.std[k]).toFixed(1)}`);
+  const lower = line.x.map((x, k) => `${sx(x).toFixed(1)},${sy(line.y[k] - line.std[k]).toFixed(1)}`).reverse();
+  return `M${[...upper, ...lower].join("L")}Z`;
+}
+
+function stroke(line, sx, sy) {
+  const shown = line.x.map((x, k) => (line.y[k] === null ? null : [sx(x), sy(line.y[k])]));
+  if (shown.filter(Boolean).length === 1) {
+    const [x, y] = shown.find(Boolean);
+    return svg("circle", { cx: x, cy: y, r: 4, fill: ink(line.colour) });
+  }
+  const d = shown.map((point, k) => point && `${k && shown[k - 1] ? "L" : "M"}${point[0].toFixed(1)},${point[1].toFixed(1)}`).filter(Boolean).join("");
+  return svg("path", { d, fill: "none", stroke: ink(line.colour), "stroke-width": line.width, "stroke-linejoin": "round", "stroke-dasharray": line.dashed ? "6 4" : "none" });
+}
+
+// The values at the place of the pointer, in words under the chart.
+function readout(node, inside, lines, sx, [y1, y2], xlabel, hint) {
+  const said = make("p", { class: "readout" }, hint);
+  const rule = svg("line", { class: "rule", y1, y2, x1: -9, x2: -9 });
+  inside.append(rule);
+  node.addEventListener("pointermove", (event) => {
+    const wanted = event.clientX - node.getBoundingClientRect().left;
+    const near = (line) => line.x.reduce((best, x, k) => (Math.abs(sx(x) - wanted) < Math.abs(sx(line.x[best]) - wanted) ? k : best), 0);
+    const x = lines[0].x[near(lines[0])];
+    rule.setAttribute("x1", sx(x));
+    rule.setAttribute("x2", sx(x));
+    said.textContent = `${xlabel} ${brief(x)}: ${lines.map((line) => `${line.name} ${brief(line.y[near(line)])}`).join(", ")}`;
+  });
+  return said;
+}
+
+function curveLines(score, axis) {
+  const found = Object.entries(data.curves[score]).filter(([method, line]) => !state.hidden.has(method) && line[axis]);
+  return found.map(([name, line]) => ({ name, ...data.looks[name], x: line[axis], y: line.mean, std: line.std }));
+}
+
+const scoreName = (score) => (score === "accuracy" ? "accuracy, %" : score);
+const curveScores = () => Object.keys(data.curves).filter((score) => score !== "accuracy" || !data.curves.perplexity);
+
+function drawCurves() {
+  const axis = byId("axis").value, places = curveScores().map(() => make("figure", {}));
+  byId("curves").replaceChildren(...places);
+  curveScores().forEach((score, k) => {
+    const range = byId("near").checked ? data.near[score] : null;
+    chart(places[k], curveLines(score, axis), { xlabel: data.axes[axis], ylabel: scoreName(score), range });
+  });
+}
+
+function curvesTable() {
+  const axis = byId("axis").value, rows = [];
+  for (const score of curveScores()) {
+    for (const { name, x, y, std } of curveLines(score, axis)) {
+      x.forEach((at, k) => rows.push([name, score, brief(at), brief(y[k]), std ? brief(std[k]) : "-"]));
+    }
+  }
+  return table(["method", "score", data.axes[axis], "mean", "± over seeds"], rows, "Curves", new Set([0, 1]));
+}
+
+function prepareCurves() {
+  const scores = curveScores(), methods = [...new Set(scores.flatMap((score) => Object.keys(data.curves[score])))];
+  const axes = Object.keys(data.axes).filter((axis) => scores.some((score) => Object.values(data.curves[score]).some((line) => line[axis])));
+  byId("axis").replaceChildren(...axes.map((axis) => make("option", { value: axis }, data.axes[axis])));
+  for (const method of methods) {
+    const box = make("input", { type: "checkbox" }), swatch = make("span", { class: `swatch${data.looks[method].dashed ? " dashed" : ""}` });
+    box.checked = true;
+    swatch.style.borderColor = data.looks[method].colour === "black" ? "currentColor" : data.looks[method].colour;
+    box.addEventListener("change", () => {
+      state.hidden[box.checked ? "delete" : "add"](method);
+      drawCurves();
+      fillCurves();
+    });
+    byId("legend").append(make("label", {}, box, swatch, method));
+  }
+  const banded = scores.some((score) => Object.values(data.curves[score]).some((line) => line.std));
+  byId("curves-words").textContent = !scores.length ? "Nobody was evaluated with a score that is a number, so there are no curves."
+    : `Mean over clients${banded ? " and seeds; bands are one standard deviation over seeds" : ""}.`;
+  byId("curves-data").hidden = !scores.length;
+}
+
+// Rows of W on a simplex
+
+function drawDomains() {
+  const domain = data.domains;
+  byId("domains-section").hidden = !domain;
+  if (!domain) return;
+  const { names, rounds, lines, half_life } = domain;
+  byId("domains-words").textContent = `How much each client learns from each, ${domain.method}: moving average with a half-life of ${count(half_life, "round")}, mean over seeds; dashed is a client's own weight.`;
+  const look = (j, own) => ({ name: names[j], colour: data.colours[j % data.colours.length], dashed: own, width: 1.8 });
+  byId("domains-legend").replaceChildren(...names.map((name, j) => {
+    const dot = make("span", { class: "dot" });
+    dot.style.background = ink(look(j).colour);
+    return make("li", {}, dot, name);
+  }));
+  const panels = names.map(() => make("figure", {}));
+  byId("domains").replaceChildren(...panels);
+  const range = [0, 1.05 * lines.flat(2).reduce((a, b) => Math.max(a, b), 0)];
+  names.forEach((name, i) => {
+    const found = names.map((_, j) => ({ ...look(j, i === j), x: rounds, y: lines[i][j], std: null })).filter((line) => line.y.some((v) => v !== null));
+    chart(panels[i], found, { xlabel: "rounds", ylabel: short(name, 30), range, height: 190, most: 4, hint: "" });
+  });
+}
+
+function domainsTable() {
+  const { names, lines } = data.domains;
+  const rows = names.map((name, i) => [name, ...names.map((_, j) => brief(lines[i][j].at(-1)))]);
+  return table(["in the end learns from", ...names], rows, "Weights of each client in the end");
+}
+
+// All of it
+
+function redraw() {
+  drawTruth();
+  drawGraph();
+  drawCurves();
+  drawDomains();
+  byId("groups").replaceChildren(...groupsList());
+}
+
+const fillWeights = behind("weights-data", weightsTable);
+const fillCurves = behind("curves-data", curvesTable);
+behind("domains-data", domainsTable);
+
+byId("about").textContent = data.about;
+byId("finding").textContent = data.finding;
+byId("scores").textContent = data.scores;
+byId("notes").replaceChildren(...data.notes.map((note) => make("li", {}, note)));
+byId("command").textContent = data.command;
+byId("settings").textContent = data.settings;
+byId("environment").replaceChildren(table(["what", "which"], Object.entries(data.environment).map(([key, value]) => [key, String(value)]), "Environment"));
+const methods = [...new Set(data.runs.map((run) => run.method))];
+byId("method").replaceChildren(...methods.map((method) => make("option", { value: method }, method)));
+byId("method").addEventListener("change", (event) => choose(event.target.value, state.run.seed));
+byId("seed").addEventListener("change", (event) => choose(state.run.method, Number(event.target.value)));
+byId("slider").addEventListener("input", (event) => { pause(); go(Number(event.target.value)); });
+byId("play").addEventListener("click", play);
+byId("axis").addEventListener("change", () => { drawCurves(); fillCurves(); });
+byId("near").addEventListener("change", drawCurves);
+byId("near").parentElement.hidden = !Object.values(data.near).some(Boolean);
+for (const id of ["weights", "truth"]) byId(id).addEventListener("pointermove", readPair);
+methodsTable();
+prepareCurves();
+choose((data.runs.find((run) => run.method === data.leading && run.graph) ?? data.runs.find((run) => run.graph))?.method ?? data.leading);
+drawCurves();
+drawDomains();
+dark.addEventListener("change", redraw);
+let width = document.body.clientWidth;
+window.addEventListener("resize", () => {
+  if (document.body.clientWidth === width) return; // a phone's address bar comes and goes
+  width = document.body.clientWidth;
+  redraw();
+});

@@ -1,0 +1,99 @@
+"""What the page says before it shows anything: what was found, and what is missing."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from cobo.methods import METHODS
+from cobo.report import table
+from cobo.report.page import graphs
+from cobo.report.summary import Results, Runs
+
+
+def finding(results: Results, runs: Runs) -> str:
+    """One sentence."""
+    method = leading(results)
+    m, seeds = results["methods"][method], runs[method]
+    parted = [found for found in (graphs.found(run) for run in seeds.values()) if found is not None]
+    if parted:
+        said = f"{title(method)} found {_span([len(found.groups) for found in parted])}{_right(m, len(seeds))}"
+    elif len(results["methods"]) > 1 and method == table.best(results):
+        said = f"{title(method)} is best of those that are told nothing of the groups"
+    else:
+        said = f"{title(method)} learns no weights between clients"
+    better = _better(m)
+    return f"{said}; {better}." if better else f"{said}."
+
+
+def scores(results: Results) -> str:
+    """Where the methods end that the finding is about."""
+    score = table.score(results)
+    cells = table.cells(results, [table.SCORES[score]])
+    ends = {method: end for method, (end,) in zip(results["methods"], cells, strict=True)}
+    told = dict.fromkeys((leading(results), "local", "oracle"))
+    known = [f"{title(name)} {ends[name]}" for name in told if ends.get(name, "-") != "-"]
+    what = f"{score.capitalize()} in the end{', %' * (score == 'accuracy')}"
+    return f"{what}: {', '.join(known)}." if known else f"{what}: not known."
+
+
+def leading(results: Results) -> str:
+    """The method that the page is about: CoBo, or else the best."""
+    methods = results["methods"]
+    return "cobo" if "cobo" in methods else table.best(results) or next(iter(methods))
+
+
+def title(method: str) -> str:
+    return METHODS[method].__name__ if method in METHODS else method
+
+
+def notes(results: Results, runs: Runs) -> list[str]:
+    """What is not as a reader may think: what failed, is missing, or was seen only once."""
+    said = []
+    if results["unfinished"]:
+        said.append(f"Begun but not finished, and not shown: {_listed(results['unfinished'])}.")
+    fewer = [name for name, m in results["methods"].items() if m["seeds"] != results["seeds"]]
+    if fewer:
+        said.append(f"Not all methods have all seeds: {_listed([_seeds(name, results) for name in fewer])}.")
+    for score in table.SCORES:
+        lost = [f"{method} seed {seed}" for method, seeds in runs.items() for seed, run in seeds.items()
+                if score in run["history"][-1] and run["history"][-1][score] is None]  # fmt: skip
+        if lost:
+            said.append(f"No {score} that is a number in the end: {_listed(lost)}. The table then has none.")
+    once = [method for method, seeds in runs.items() if all(len(run["history"]) < 2 for run in seeds.values())]
+    if once:
+        said.append(f"Evaluated only once, so a point instead of a curve: {_listed(once)}.")
+    if "local" not in runs:
+        said.append("Local was not run here, so nobody can be compared with training alone.")
+    return said
+
+
+def _seeds(method: str, results: Results) -> str:
+    return f"{method} has {', '.join(str(seed) for seed in results['methods'][method]['seeds'])}"
+
+
+def _span(counts: Sequence[int]) -> str:
+    low, high = min(counts), max(counts)
+    if low == high:
+        return f"{low} group{'s' * (low > 1)}"
+    return f"{low} to {high} groups"
+
+
+def _right(m: dict[str, Any], seeds: int) -> str:
+    """Whether they are the true ones, where those are known."""
+    if m["groups_score"] is None:
+        return ""
+    if m["groups_score"] == 1:
+        return ", the true ones"
+    return ", not the true ones" if seeds == 1 else ", not with every seed the true ones"
+
+
+def _better(m: dict[str, Any]) -> str:
+    if m["improved"] is None:
+        return ""
+    share = m["improved"]["mean"]
+    who = {0: "no client is", 100: "every client is"}.get(share, f"{min(max(share, 1), 99):.0f}\u00a0% of clients are")
+    return f"{who} better off than alone"
+
+
+def _listed(words: Sequence[str], most: int = 12) -> str:
+    more = f" and {len(words) - most} more" if len(words) > most else ""
+    return ", ".join(words[:most]) + more

