@@ -89,11 +89,11 @@ def put_python(place, write=lambda images, labels: python2.dumps(images, labels.
     return folder
 
 
-def pack(folder):
+def pack(folder, inside=""):
     """The archive of a folder, and the folder gone."""
     path = folder.with_name(f"{folder.name}.tar.gz")
     with tarfile.open(path, "w:gz") as archive:
-        archive.add(folder, folder.name)
+        archive.add(folder, f"{inside}{folder.name}")
     for file in folder.iterdir():
         file.unlink()
     folder.rmdir()
@@ -109,6 +109,7 @@ def put_parquet(place, folder="data"):
 PUT = {
     "binary": put_binary,
     "binary archive": lambda place: pack(put_binary(place)),
+    "binary archive packed by hand": lambda place: pack(put_binary(place), inside="./"),
     "python 2": put_python,
     "python 3": partial(put_python, write=python3),
     "python archive": lambda place: pack(put_python(place)),

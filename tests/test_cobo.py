@@ -297,7 +297,9 @@ def test_the_paper_preset_is_algorithm_1():
     paper = CoBo.paper(rho=0.3)
     assert (paper.rho, paper.sampling, paper.rate, paper.pairs) == (0.3, "constant", 1.0, "ordered")
     assert (paper.domain, paper.solver, paper.signal) == ("box", "projected", "inner")
-    assert (paper.pull, paper.mixing) == ("sum", "explicit")
+    assert (paper.pull, paper.mixing, paper.ramp) == ("sum", "explicit", 0.0)
+    assert (paper.turns, paper.ask, paper.correction, paper.switch) == ("random", 1, 0.0, 0.002)
+    assert set(CoBo.presets["paper"]) == set(CoBo.model_fields)  # whatever defaults become
 
 
 def test_pair_gradients_can_be_taken_over_all_samples():
@@ -363,6 +365,18 @@ def test_turns_and_larger_questions_learn_the_groups(settings):
     clients = [blobs("a", seed=0), blobs("b", seed=1), blobs("c", seed=2, flip=True), blobs("d", seed=3, flip=True)]
     result = cobo.fit(clients, model=lambda: nn.Linear(2, 2), method=CoBo(**settings), rounds=300, lr=0.1, batch_size=4)
     assert result.groups() == [["a", "b"], ["c", "d"]]
+
+
+def test_even_turns_reach_the_rounds():
+    """Each of 28 pairs is asked once in every four rounds; drawn one by one, some pair waits longer."""
+    clients = [blobs(str(k), seed=k, samples=4) for k in range(8)]
+    waited = {}
+    for turns in ("even", "random"):
+        method = CoBo(sampling="constant", turns=turns)
+        federation, _ = started(clients, lambda: nn.Linear(2, 2), method)
+        asked = [{tuple(pair) for pair in method.draw(federation, t, 40).tolist()} for t in range(40)]
+        waited[turns] = all(len(set().union(*asked[t : t + 4])) == 28 for t in range(0, 40, 4))
+    assert waited == {"even": True, "random": False}
 
 
 def test_the_pull_grows_over_the_ramp():

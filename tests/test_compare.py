@@ -24,7 +24,7 @@ from cobo.collaboration import graph
 from cobo.errors import CheckpointError, ConfigError, DataError, Interrupted, RunError
 from cobo.experiments import EXPERIMENTS, load_experiment, permuted
 from cobo.experiments import tune as search
-from cobo.experiments.runner import compare
+from cobo.experiments.runner import Claim, compare
 from cobo.experiments.runner import run as run_one
 from cobo.methods import METHODS
 from cobo.report import comparison, figures, milestones, summary, table
@@ -453,13 +453,13 @@ def test_an_experiment_may_have_ranges_of_its_own_for_the_search():
     found = search.points(experiment, "cobo", 30)
     assert all(set(p) == {"lr", "rho", "gamma"} and 0.003 <= p["lr"] <= 0.3 for p in found)  # all else is as usual
     assert {p["gamma"] for p in found} == {4.0}
-    assert all(1 <= p["rho"] <= 10 for p in found)
+    assert all(0.1 <= p["rho"] <= 30 for p in found)
     assert {p["compare"] for p in search.points(experiment, "ifca", 30)} == {"batch"}
     usual = load_experiment("cross-silo-small", EXPERIMENTS, ["search={}"])
     assert {p["compare"] for p in search.points(usual, "ifca", 30)} == {"batch", "all"}
     assert search.points(experiment, "ditto", 9) == search.points(usual, "ditto", 9)
     again = tomllib.loads(tomli_w.dumps(experiment.plain()))
-    assert again["search"]["cobo"] == {"rho": {"low": 1.0, "high": 10.0}, "gamma": [4.0]}
+    assert again["search"]["cobo"] == {"gamma": [4.0]}
     assert "search" not in tiny().plain()
 
 
@@ -703,6 +703,11 @@ def test_the_best_of_a_short_search_are_tried_again_in_full(tmp_path):
         search.tune(tiny(), ["ditto", "local"], 5, 1, tmp_path / "more", Silent(), short)
     with pytest.raises(ConfigError, match="has 0 finished trials of cobo"):
         search.tune(tiny(), ["cobo"], 1, 1, tmp_path / "more", Silent(), short)
+    other = load_experiment("quadratic", EXPERIMENTS)
+    with pytest.raises(ConfigError, match="is a search for digits, not for quadratic"):
+        search.tune(other, ["ditto"], 2, 1, tmp_path / "more", Silent(), short)
+    with pytest.raises(ConfigError, match="holds no search"):
+        search.tune(tiny(), ["ditto"], 2, 1, tmp_path / "more", Silent(), tmp_path)
     assert not (tmp_path / "more").exists()
 
 
@@ -722,6 +727,30 @@ def test_tune_and_compare_from_the_command_line(tmp_path):
     stored = tomllib.loads((tmp_path / "c" / "experiment.toml").read_text())
     assert stored["methods"]["ditto"] == tomllib.loads(tuned.read_text())["methods"]["ditto"]
     assert max(len(line) for line in out.splitlines() if "written to" not in line) <= 80
+
+
+def test_two_commands_that_start_at_once_do_not_mix_settings(tmp_path):
+    """Both look into the empty folder before either writes; the second finds the first's settings when it starts."""
+    first, same, other = Claim(tmp_path, tiny()), Claim(tmp_path, tiny()), Claim(tmp_path, tiny("samples=31"))
+    first({"event": "started"})
+    kept = (tmp_path / "experiment.toml").read_bytes()
+    same({"event": "started"})
+    with pytest.raises(CheckpointError, match="holds runs with samples = 30, not 31"):
+        other({"event": "started"})
+    assert [path.name for path in tmp_path.iterdir()] == ["experiment.toml"]
+    assert (tmp_path / "experiment.toml").read_bytes() == kept
+
+
+def test_results_say_what_runs_were_made_with(tmp_path):
+    compare(tiny(), ["local", "oracle"], [0], tmp_path, resume=False, watch=Silent())
+    made = summary.summarise(tmp_path, "digits", None)["environment"]
+    assert made["threads"] == tiny().threads
+    assert made["torch"] == torch.__version__
+    path = tmp_path / "oracle" / "seed-0" / "result.json"
+    facts = json.loads(path.read_text())
+    facts["environment"]["commit"] = "another"
+    path.write_text(json.dumps(facts))
+    assert summary.summarise(tmp_path, "digits", None)["environment"] == {**made, "commit": [made["commit"], "another"]}
 
 
 # Killed and gone on with

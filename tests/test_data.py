@@ -127,13 +127,18 @@ def test_the_cache_follows_xdg_and_is_in_the_home_otherwise(home, monkeypatch):
     assert folders("some", home) == [cache("some"), home]
 
 
-def test_what_is_missing_is_downloaded_once(home, server, capsys):
+def test_what_is_missing_is_downloaded_on_request_and_once(home, server, capsys):
     here = origin(home, server.address)
+    with pytest.raises(DataError, match="run `cobo data fetch fashion-mnist`") as caught:
+        fashion_mnist(here)
+    assert "\n" not in str(caught.value)
+    assert server.asked == []
+    fetch(here)
     train, _ = fashion_mnist(here)
     assert train.targets.tolist() == list(MADE[1][1][8:])
     assert locate(here) == cache("fashion-mnist")
     assert sorted(path.name for path in left_behind(home)) == sorted(f"{file.name}.gz" for file in FILES)
-    fashion_mnist(here)
+    fetch(here)
     assert len(server.asked) == 4
     shown = capsys.readouterr()
     assert "train-images" in shown.err
@@ -143,7 +148,7 @@ def test_what_is_missing_is_downloaded_once(home, server, capsys):
 def test_a_broken_off_download_goes_on_with_what_is_missing(home, server):
     body = server.bodies.pop("/t10k-images-idx3-ubyte.gz")
     here = origin(home, server.address)
-    with pytest.raises(DataError, match=r"t10k-images-idx3-ubyte.gz is missing.*404"):
+    with pytest.raises(DataError, match=r"is missing.*t10k-images-idx3-ubyte.gz.*404"):
         fetch(here)
     server.bodies["/t10k-images-idx3-ubyte.gz"] = body
     server.asked.clear()
@@ -160,7 +165,7 @@ def test_a_damaged_download_is_never_kept(home, server, damage):
     path = "/train-images-idx3-ubyte.gz"
     server.bodies[path] = damage(server.bodies[path])
     with pytest.raises(DataError, match=r"train-images-idx3-ubyte.gz sent a damaged file") as caught:
-        fashion_mnist(origin(home, server.address))
+        fetch(origin(home, server.address))
     assert "\n" not in str(caught.value)
     assert left_behind(home) == []
 
@@ -168,7 +173,7 @@ def test_a_damaged_download_is_never_kept(home, server, damage):
 def test_a_dead_address_gives_one_line_that_says_what_to_do_and_leaves_nothing(home, monkeypatch):
     monkeypatch.setenv("COBO_DATA", str(home / "mine"))
     with pytest.raises(DataError) as caught:
-        fashion_mnist(origin(home))
+        fetch(origin(home))
     said = str(caught.value)
     assert "\n" not in said
     for words in (
@@ -185,7 +190,7 @@ def test_a_download_that_cannot_be_written_leaves_nothing(home, server, monkeypa
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        fashion_mnist(origin(home, server.address))
+        fetch(origin(home, server.address))
     assert left_behind(home) == []
 
 

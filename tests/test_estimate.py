@@ -216,6 +216,17 @@ def test_several_at_once_are_faster_only_with_a_core_for_each(monkeypatch, tmp_p
     assert line.endswith(f": 16 rounds about {time}")
 
 
+def test_several_gpus_share_the_runs(monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(outlook, "at_hand", lambda device: 16e9)
+    jobs = [Job(short(), "local", seed, tmp_path, "local") for seed in range(8)]
+    each = outlook.Expected("large", torch.device("cuda"), 1.0, 8 * 3600.0, 8, 10**10)
+    (line,) = outlook.outlook(jobs, [each], 4)
+    assert line.endswith(": 8 rounds about 2.0 h")
+    _, warning = outlook.outlook(jobs, [each], 8)
+    assert "needs about 20.0 GB, but cuda has 16.0 GB" in warning
+
+
 @pytest.mark.usefixtures("slow")
 def test_what_is_left_of_a_stopped_run(tmp_path):
     run_one(short(), "local", 0, tmp_path, resume=False, progress=False)

@@ -297,6 +297,14 @@ def test_a_quick_look_at_a_part_of_the_test_images(counted):
     assert sum(len(client.test) for client in clients if client.name.endswith("client0")) == 1_000
 
 
+def test_which_test_images_judge_does_not_depend_on_the_seed(small):
+    def judged(seed: int) -> set[bytes]:
+        clients = load_experiment("cross-silo", EXPERIMENTS, ["fraction=0.1", "test_fraction=0.3"]).build(seed).clients
+        return {image.numpy().tobytes() for image in clients[0].test.fields[0]}
+
+    assert judged(0) == judged(1)
+
+
 @pytest.mark.parametrize("name", ["cross-silo-small", "cross-device-small"])
 def test_validation_touches_no_test_image_and_nobody_trains_on_it(small, name):
     train, test = small

@@ -5,8 +5,10 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import time
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -16,7 +18,7 @@ from test_compare import Silent, tiny
 from cobo.errors import CheckpointError, ConfigError
 from cobo.experiments import EXPERIMENTS
 from cobo.experiments.runner import compare
-from cobo.experiments.vary import Variation, load_values, split
+from cobo.experiments.vary import Variation, load_values, split, stored
 from cobo.report import figures, summary
 from cobo.report import vary as report
 
@@ -50,6 +52,22 @@ def test_methods_without_the_setting_are_run_once(varied):
     assert {p.name for p in folder.iterdir()} == {f"cobo.sampling={v}" for v in ("constant", "every", "time")}
     for method in ("local", "oracle"):
         assert [path.parent.name for path in folder.glob(f"*/{method}")] == ["cobo.sampling=constant"]
+
+
+def test_a_folder_can_be_summarised_again_from_its_runs(varied, tmp_path):
+    folder, made, _ = varied
+    copied = Path(shutil.copytree(folder, tmp_path / "copied"))
+    assert stored(copied, EXPERIMENTS) is None
+    expected = report.summarise(made)
+    report.write(copied, expected)
+    again = stored(copied, EXPERIMENTS)
+    assert report.summarise(again) == expected
+    (copied / "table.md").unlink()
+    code, out, err = run("report", str(copied))
+    assert code == 0, err
+    assert "cobo.sampling, 12 rounds, 2 seeds" in out
+    assert (copied / "table.md").is_file()
+    assert (copied / "figures" / "vary.png").is_file()
 
 
 def test_each_value_has_the_results_of_a_comparison_with_it(varied, tmp_path):

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from cobo.cli.terminal import Stopped, app, put, resumable, say, say_first, show_runs, summarised
+from cobo.cli.terminal import Stopped, app, resumable, say, say_first, show_runs, show_variation, summarised
 from cobo.errors import CheckpointError, ConfigError, RunError
 from cobo.experiments import EXPERIMENTS, Experiment, load_experiment
 from cobo.experiments import tune as search
@@ -128,11 +128,7 @@ def vary(
     def show(*, draw: bool) -> None:
         results = found()
         if results is not None:
-            variations.write(folder, results)
-            put(variations.terminal(results))
-            if draw:
-                variations.draw(folder, results)
-            say(f"written to {folder}")
+            show_variation(folder, results, draw=draw)
 
     try:
         with resumable(folder), Board(runs, values[0].experiment.rounds, table) as board:

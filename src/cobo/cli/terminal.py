@@ -11,6 +11,7 @@ from cobo.errors import CoboError, RunError
 from cobo.experiments import Experiment
 from cobo.report import comparison, page, summary
 from cobo.report import table as tables
+from cobo.report import vary as variations
 
 app = typer.Typer(
     help="Collaborative learning: one personal model per party, and who should learn from whom.",
@@ -34,6 +35,14 @@ def show_runs(folder: Path, experiment: Experiment | None, *, draw: bool = True)
         comparison.draw(folder, results)
         page.write(folder, results)
     say(f"written to {folder}" + f"; open {folder / 'report.html'} to see it" * draw)
+
+
+def show_variation(folder: Path, results: summary.Results, *, draw: bool = True) -> None:
+    variations.write(folder, results)
+    put(variations.terminal(results))
+    if draw:
+        variations.draw(folder, results)
+    say(f"written to {folder}")
 
 
 def put(table: Table) -> None:

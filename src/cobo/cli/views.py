@@ -11,18 +11,24 @@ from rich.markup import escape
 from rich.table import Table
 
 from cobo import language
-from cobo.cli.terminal import app, say, show_runs, summarised
+from cobo.cli.terminal import app, say, show_runs, show_variation, summarised
 from cobo.data import DATA
 from cobo.errors import ConfigError
 from cobo.experiments import EXPERIMENTS, Experiment, load_experiment
+from cobo.experiments.vary import stored
 from cobo.methods import METHODS
 from cobo.report import gallery, glance, summary
+from cobo.report import vary as variations
 
 
 @app.command()
 def report(folder: Annotated[Path, typer.Argument(metavar="DIR")]) -> None:
     """(Re)build tables, figures and report.html from what is in a folder of runs."""
-    show_runs(folder, _experiment(folder))
+    variation = stored(folder, EXPERIMENTS)
+    if variation is None:
+        show_runs(folder, _experiment(folder))
+    else:
+        show_variation(folder, variations.summarise(variation))
 
 
 @app.command()

@@ -50,8 +50,9 @@ class Published(NamedTuple):
 
     def find(self, place: Path) -> Path | None:
         """The folder, if it has both files, or else the archive."""
-        if all((place / self.name / file).is_file() for file in (self.train, self.test)):
-            return place / self.name
+        for folder in (place / self.name, *([place] if place.name == self.name else [])):
+            if all((folder / file).is_file() for file in (self.train, self.test)):
+                return folder
         return place / self.archive if (place / self.archive).is_file() else None
 
     def read(self, where: Path, train: int, test: int) -> tuple[Split, Split]:

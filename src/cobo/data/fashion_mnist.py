@@ -63,10 +63,11 @@ ORIGIN = Origin(
 def fashion_mnist(origin: Origin = ORIGIN) -> tuple[Split, Split]:
     """Training (60,000) and test (10,000) images [n, 1, 28, 28] in [0, 1] of ten kinds of clothing.
 
-    Looked for in $COBO_DATA/fashion-mnist, the user's cache and Debian's package; if nowhere, downloaded into the
-    cache.
+    Looked for in $COBO_DATA/fashion-mnist, the user's cache and Debian's package; never downloaded unasked.
     """
-    folder = locate(origin) or fetch(origin)
+    folder = locate(origin)
+    if folder is None:
+        raise DataError(f"{_missing(origin)}; run `cobo data fetch {NAME}` (30 MB), or {_put()}")
     return _split(folder, *origin.train), _split(folder, *origin.test)
 
 
@@ -87,12 +88,20 @@ def fetch(origin: Origin = ORIGIN) -> Path:
         try:
             store.download(f"{origin.address}/{name}", folder / name, partial(read_idx, expected=file))
         except DataError as error:
-            looked = ", ".join(str(place) for place in store.folders(NAME, origin.package))
-            raise DataError(
-                f"{NAME}: {name} is missing, looked for in {looked}; {error}; install Debian's package {PACKAGE}, or "
-                f"put the four files (.gz or unpacked) into {folder}, or into {NAME} in a folder that COBO_DATA names"
-            ) from None
+            raise DataError(f"{_missing(origin)}; {error}; {_put()}") from None
     return folder
+
+
+def _missing(origin: Origin) -> str:
+    looked = ", ".join(str(place) for place in store.folders(NAME, origin.package))
+    return f"{NAME} is missing, looked for in {looked}"
+
+
+def _put() -> str:
+    return (
+        f"install Debian's package {PACKAGE}, or put the four files (.gz or unpacked) into {store.cache(NAME)}, or "
+        f"into {NAME} in a folder that COBO_DATA names"
+    )
 
 
 def _split(folder: Path, images: IdxFile, labels: IdxFile) -> Split:

@@ -18,14 +18,15 @@ def read_members(path: Path, wanted: Mapping[str, int]) -> dict[str, bytes]:
             tarfile.open(fileobj=unpacked, mode="r|", bufsize=1 << 18) as archive,
         ):
             for member in archive:
-                if member.name not in wanted or member.name in found:
+                name = member.name.removeprefix("./")  # as `tar` writes a folder that it is in
+                if name not in wanted or name in found:
                     continue
                 content = archive.extractfile(member) if member.isreg() else None
                 if content is None:
-                    raise ValueError(f"its {member.name} is not a plain file")
-                if member.size > wanted[member.name]:
-                    raise ValueError(f"its {member.name} is larger than {wanted[member.name]} bytes")
-                found[member.name] = content.read()
+                    raise ValueError(f"its {name} is not a plain file")
+                if member.size > wanted[name]:
+                    raise ValueError(f"its {name} is larger than {wanted[name]} bytes")
+                found[name] = content.read()
                 if len(found) == len(wanted):
                     return found
     except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error, RecursionError) as error:

@@ -43,12 +43,13 @@ def expect(federation: Federation, jobs: Sequence[Job], *, resume: bool) -> Expe
 def outlook(jobs: Sequence[Job], expected: Sequence[Expected], at_once: int = 1) -> list[str]:
     """Lines to show: size, memory and time of all these runs; none if short.
 
-    So many runs at once take that much more memory, and less time if there is a core for each. More memory than there
-    is gets a line of its own, however short the runs are.
+    So many runs at once take that much more memory, and less time if there is a core or a GPU for each. More memory
+    than a device has gets a line of its own, however short the runs are.
     """
     at_once = min(at_once, len(jobs))
     heaviest = max(expected, key=lambda those: those.memory)
-    side_by_side = min(at_once, max(1, (os.cpu_count() or 1) // torch.get_num_threads()))
+    gpus = torch.cuda.device_count() if heaviest.device.type == "cuda" and heaviest.device.index is None else 0
+    side_by_side = min(at_once, gpus or max(1, (os.cpu_count() or 1) // torch.get_num_threads()))
     time, needed = sum(those.seconds for those in expected) / side_by_side, heaviest.memory * at_once
     rounds = sum(those.rounds for those in expected)
     names = dict.fromkeys(job.method for job in jobs)
@@ -62,9 +63,10 @@ def outlook(jobs: Sequence[Job], expected: Sequence[Expected], at_once: int = 1)
             f"{rounds:,} round{'s' * (rounds > 1)} about {in_words(time)}"
         )
     there = at_hand(heaviest.device)
-    if there is not None and needed > there:
+    together = heaviest.memory * -(-at_once // max(1, gpus))  # on one device
+    if there is not None and together > there:
         lines.append(
-            f"{what}: needs about {needed / 1e9:.1f} GB, but {heaviest.device} has {there / 1e9:.1f} GB: take a "
+            f"{what}: needs about {together / 1e9:.1f} GB, but {heaviest.device} has {there / 1e9:.1f} GB: take a "
             "smaller model, fewer clients, or a device that has more"
         )
     return lines

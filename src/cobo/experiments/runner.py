@@ -16,7 +16,7 @@ from cobo.experiments.outlook import Expected, expect, outlook
 from cobo.experiments.side_by_side import run_side_by_side
 from cobo.federation import Federation
 from cobo.training import membership
-from cobo.training.checkpoint import write_atomic
+from cobo.training.checkpoint import write_atomic, write_new
 from cobo.training.events import Event, Listener
 from cobo.training.fit import federate, fit, refuse_overwriting
 from cobo.training.result import Result
@@ -34,10 +34,13 @@ class Claim:
 
     def __init__(self, folder: Path, experiment: Experiment, *, alone: bool = False) -> None:
         self._path = folder / "experiment.toml"
-        self._settings = experiment.plain()
-        self._changed = not self._path.exists()
-        if self._changed:
-            return
+        self._experiment, self._settings = experiment, experiment.plain()
+        self._new = not self._path.exists()
+        self._changed = not self._new and self._differs(alone=alone)
+
+    def _differs(self, *, alone: bool) -> bool:
+        """Whether others take part than the file says; a `CheckpointError` if anything else is different."""
+        experiment, changed = self._experiment, False
         try:
             stored = tomllib.loads(self._path.read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -49,13 +52,20 @@ class Claim:
             if not (alone and key in experiment.members):
                 where, was, now = _difference(key, stored.get(key), self._settings.get(key))
                 raise CheckpointError(
-                    f"{folder} holds runs with {where} = {was!r}, not {now!r}; use the same settings or another --out"
+                    f"{self._path.parent} holds runs with {where} = {was!r}, not {now!r}; use the same settings or "
+                    "another --out"
                 )
-            self._changed = True
+            changed = True
+        return changed
 
     def __call__(self, event: Event) -> None:
-        if event["event"] == "started" and self._changed:
-            write_atomic(self._path, tomli_w.dumps(self._settings).encode())
+        if event["event"] != "started":
+            return
+        content = tomli_w.dumps(self._settings).encode()
+        if self._changed:
+            write_atomic(self._path, content)
+        elif self._new and not write_new(self._path, content):  # another command was faster
+            self._differs(alone=False)
 
 
 def _difference(key: str, stored: Any, given: Any) -> tuple[str, Any, Any]:
@@ -125,6 +135,8 @@ def prepare(jobs: Sequence[Job], *, resume: bool, at_once: int = 1, say: Say | N
         mine = [job for job in waiting if job.folder == folder]
         federation = check(mine[0].experiment, list(dict.fromkeys(job.method for job in mine)), mine[0].seed)
         expected += [] if say is None else [expect(federation, mine, resume=resume)]
+        del federation
+        torch.cuda.empty_cache()  # runs in processes of their own need the GPU's memory; without a GPU, nothing
     if say is not None and waiting:
         for line in outlook(waiting, expected, at_once):
             say(line)

@@ -29,6 +29,8 @@ def run_side_by_side(jobs: Sequence[Job], at_once: int, *, resume: bool, watch: 
 
     A run that is refused (settings, data) ends all others too, with their checkpoints written, as Ctrl-C does.
     """
+    if os.name != "posix":
+        raise ConfigError("--jobs needs Linux or macOS; leave it out, and runs go one after the other")
     crew = _Crew(jobs, at_once, resume, watch)
     with _on_ctrl_c(crew.stop):
         crew.work()

@@ -12,6 +12,7 @@ few rounds first, then the best few of each method in full.
 import json
 import math
 import shutil
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
@@ -62,6 +63,8 @@ def tune(
     `among` is the folder of an earlier search: the trials are then the best so many of each method there. `say` is
     told first what the search will take.
     """
+    if among is not None:
+        _check_same(among, experiment)
     chosen = {m: points(experiment, m, trials) if among is None else finalists(among, m, trials) for m in methods}
     claim = Claim(folder, experiment)
     experiment = experiment.replace(evaluate_every=max(1, experiment.rounds // 4))
@@ -113,6 +116,15 @@ def finalists(folder: Path, method: str, wanted: int) -> list[Point]:
     if len(scored) < wanted:
         raise ConfigError(f"{folder} has {len(scored)} finished trials of {method}, not {wanted}: fewer --trials?")
     return [point for _, _, point in scored[:wanted]]
+
+
+def _check_same(among: Path, experiment: Experiment) -> None:
+    path = among / "experiment.toml"
+    if not path.is_file():
+        raise ConfigError(f"--among {among} holds no search; give the folder that an earlier `cobo tune` wrote")
+    name = tomllib.loads(path.read_text(encoding="utf-8")).get("experiment")
+    if name != experiment.experiment:
+        raise ConfigError(f"--among {among} is a search for {name}, not for {experiment.experiment}")
 
 
 def best(folder: Path, trials: int, seeds: int) -> dict[str, Trial]:

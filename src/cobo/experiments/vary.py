@@ -4,13 +4,14 @@ A method on which the setting has no bearing (`cobo.rho` is nothing to Local) wo
 once, with the first value, and its runs count for all.
 """
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cobo.errors import ConfigError
+from cobo.errors import CheckpointError, ConfigError
 from cobo.experiments.experiment import APART, TARGETS, Experiment, load_experiment, read_value
 from cobo.experiments.job import Job, Watcher
 from cobo.experiments.runner import Say, run_all
@@ -89,6 +90,22 @@ def load_values(
                 raise ConfigError(f"{setting!r}: {said} and {other.text} give one name for a folder, {place.name}")
         values.append(Value(value, said, experiment, place))
     return key, values
+
+
+def stored(folder: Path, known: Mapping[str, type[Experiment]]) -> Variation | None:
+    """The variation whose runs, and results.json, are in a folder; None if it holds none. Values begun are in it."""
+    path = folder / "results.json"
+    try:
+        results = json.loads(path.read_text()) if path.is_file() else {}
+    except ValueError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from None
+    if "varied" not in results:
+        return None
+    begun = [at for at in results["values"] if (folder / at["folder"] / "experiment.toml").is_file()]
+    places = [folder / at["folder"] for at in begun]
+    experiments = [load_experiment(str(place / "experiment.toml"), known) for place in places]
+    values = [Value(at["value"], at["text"], *more) for at, *more in zip(begun, experiments, places, strict=True)]
+    return Variation(results["varied"], values, list(dict.fromkeys(m for at in begun for m in at["methods"])))
 
 
 def split(setting: str) -> tuple[str, list[str]]:

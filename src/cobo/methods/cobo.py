@@ -45,9 +45,10 @@ class CoBo(Method):
     search: ClassVar[dict[str, Any]] = {"rho": (0.1, 30.0), "gamma": (0.003, 1.0)}
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "paper": {
-            "rho": 0.05, "gamma": 0.01, "sampling": "constant", "rate": 1.0, "switch": 0.002, "turns": "random",
-            "pairs": "ordered", "domain": "box", "solver": "projected", "signal": "inner", "correction": 0.0, "ask": 1,
-            "pull": "sum", "ramp": 0.0, "mixing": "explicit", "output": "last",
+            "rho": 0.05, "gamma": 0.01, "sampling": "constant", "rate": 1.0, "time_rate": None, "switch": 0.002,
+            "turns": "random", "pairs": "ordered", "domain": "box", "self_weight": False, "solver": "projected",
+            "slack": 1.0, "signal": "inner", "clip": 1.0, "correction": 0.0, "ask": 1, "pull": "sum", "ramp": 0.0,
+            "mixing": "explicit", "output": "last",
         }
     }  # fmt: skip
 

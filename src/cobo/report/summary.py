@@ -1,16 +1,12 @@
 """results.json, from the files of the runs in a folder."""
 
 import json
-import os
-import platform
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
-import torch
 
-import cobo
 from cobo.collaboration import graph
 from cobo.errors import CheckpointError
 from cobo.methods import METHODS
@@ -76,21 +72,17 @@ def summarise_runs(
         "rounds": max((r["training"]["rounds"] for seeds in runs.values() for r in seeds.values()), default=0),
         "target_accuracy": target,
         **({} if target_perplexity is None else {"target_perplexity": target_perplexity}),
-        "environment": environment(),
+        "environment": made_with(runs),
         "unfinished": unfinished,
         "methods": {method: _method(runs, method, score, wanted) for method in runs},
     }
 
 
-def environment() -> dict[str, Any]:
-    return {
-        "cobo": cobo.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-    }
+def made_with(runs: Runs) -> dict[str, Any]:
+    """The environment that runs were made in; a list where they differ."""
+    known = [run.get("environment", {}) for seeds in runs.values() for run in seeds.values()]
+    values = {key: list(dict.fromkeys(one.get(key) for one in known)) for one in known for key in one}
+    return {key: found[0] if len(found) == 1 else found for key, found in values.items()}
 
 
 def read_snapshots(run: dict[str, Any]) -> Snapshots:

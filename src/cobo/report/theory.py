@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from cobo.report import figures
-from cobo.report.summary import environment
 from cobo.training.checkpoint import write_atomic
+from cobo.training.environment import environment
 
 QUANTITIES = tuple(figures.PANELS)
 BOUNDS = ("printed", "corrected")

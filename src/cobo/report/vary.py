@@ -11,7 +11,7 @@ from cobo.experiments.vary import Variation
 from cobo.methods import METHODS
 from cobo.report import figures, table
 from cobo.report.comparison import NAMES, method_look
-from cobo.report.summary import Results, environment, read_runs, read_unfinished, summarise_runs
+from cobo.report.summary import Results, made_with, read_runs, read_unfinished, summarise_runs
 from cobo.training.checkpoint import write_atomic
 
 if TYPE_CHECKING:
@@ -29,11 +29,13 @@ def summarise(variation: Variation) -> Results:
     A value with no finished run has no methods.
     """
     values = []
+    all_runs = {}
     finished = {value.folder: read_runs(value.folder) for value in variation.values}
     ordered = [method for method in METHODS if method in variation.methods]
     for value in variation.values:
         found = {method: finished[variation.home(value, method).folder].get(method) for method in ordered}
         runs = {method: seeds for method, seeds in found.items() if seeds}
+        all_runs.update({f"{value.text} {method}": seeds for method, seeds in runs.items()})
         experiment = value.experiment
         targets = (experiment.target_accuracy, experiment.target_perplexity)
         results = summarise_runs(runs, read_unfinished(value.folder), experiment.experiment, *targets)
@@ -44,7 +46,7 @@ def summarise(variation: Variation) -> Results:
         "experiment": variation.values[0].experiment.experiment,
         "varied": variation.key,
         "shared": variation.shared,
-        "environment": environment(),
+        "environment": made_with(all_runs),
         "values": values,
     }
 

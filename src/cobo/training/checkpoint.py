@@ -116,6 +116,20 @@ def write_atomic(path: Path, content: bytes) -> None:
     sync_folder(path.parent)
 
 
+def write_new(path: Path, content: bytes) -> bool:
+    """Write a file whole, unless there is one by that name: whether it was written."""
+    aside = path.with_name(f".writing-{os.getpid()}-{path.name}")
+    write_synced(aside, content)
+    try:
+        os.link(aside, path)
+    except FileExistsError:
+        return False
+    finally:
+        aside.unlink()
+    sync_folder(path.parent)
+    return True
+
+
 def sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:

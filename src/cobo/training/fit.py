@@ -14,6 +14,7 @@ from cobo.federation.augment import AUGMENTATIONS
 from cobo.methods import CoBo, Method
 from cobo.training.architecture import describe
 from cobo.training.checkpoint import sweep
+from cobo.training.environment import environment
 from cobo.training.events import EventLog, Listener
 from cobo.training.lock import only_one
 from cobo.training.loop import Run
@@ -143,6 +144,7 @@ def _result(run: Run) -> Result:
         states=own,
         shared={name: t for name, t in whole[names[0]].items() if name not in own[names[0]]},
         architecture=describe(next(iter(models.values()))),
+        environment=environment(),
     )
 
 

@@ -43,6 +43,7 @@ class Result:
     states: dict[str, dict[str, Tensor]] = field(default_factory=dict, repr=False)
     shared: dict[str, Tensor] = field(default_factory=dict, repr=False)
     architecture: Description | None = field(default=None, repr=False)
+    environment: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def __repr__(self) -> str:
         last = self.history[-1]
@@ -83,6 +84,7 @@ class Result:
         facts = {
             "names": self.names, "present": self.present, "changes": self.changes, "true_groups": self.true_groups,
             "method": self.method, "training": self.training, "architecture": self.architecture,
+            "environment": self.environment,
             "weights": None if self.weights is None else self.weights.tolist(), "history": self.history,
         }  # fmt: skip
         write_atomic(folder / "result.json", json.dumps(facts).encode())
@@ -129,6 +131,7 @@ def load_result(folder: str | Path, model: nn.Module | Callable[[], nn.Module] |
         states=states,
         shared=shared,
         architecture=facts["architecture"],
+        environment=facts.get("environment", {}),
     )
 
 
