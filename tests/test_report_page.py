@@ -180,7 +180,9 @@ def test_curves_have_their_numbers_and_can_be_drawn_against_gradients_and_second
     assert found.locator("#curves svg").first.locator("path[stroke]").count() == 4
     assert found.locator("#curves svg").first.locator("path[fill-opacity]").count() == 4  # bands over seeds
     unfold(found, "#curves-data")
-    curve = build.gathered(compared, summary.summarise(compared, "x", None))["curves"]["accuracy"]["ditto"]
+    curve = build.gathered(compared, summary.summarise(compared, "x", None), summary.read_runs(compared))["curves"][
+        "accuracy"
+    ]["ditto"]
     for axis, head in (("gradients", "gradients computed"), ("seconds", "seconds"), ("round", "rounds")):
         found.locator("#axis").select_option(axis)
         assert head in found.locator("#curves svg").first.text_content()
