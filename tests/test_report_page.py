@@ -19,24 +19,8 @@ from cobo.report.page import build, graphs
 
 pytestmark = pytest.mark.slow
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 METHODS = ["local", "ditto", "cobo", "oracle"]
 HOSTILE = ["<img src=x onerror=alert(1)>", "\"quoted\" & 'single'", "🦊 fox", "<!--<script>alert(2)", "{{data}} $& end"]
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip(
-        "playwright.sync_api", reason="playwright is not installed (pip install -e '.[dev]')"
-    )
-    if CHROMIUM is None:
-        pytest.skip("there is no chromium (Debian: apt-get install chromium)")
-    with playwright.sync_playwright() as running:
-        launched = running.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox", "--headless", "--disable-background-networking"]
-        )
-        yield launched
-        launched.close()
 
 
 @pytest.fixture

@@ -93,7 +93,8 @@ def _table(results: Results) -> dict[str, Any]:
         {"cells": cells, "best": method == first, "told": m["told"] or ""}
         for (method, m), cells in zip(results["methods"].items(), table.cells(results, heads), strict=True)
     ]
-    return {"heads": heads, "rows": rows, "notes": table.notes(results)}
+    said = {head: words.COLUMNS[head] for head in heads if head in words.COLUMNS}
+    return {"heads": heads, "rows": rows, "notes": table.notes(results), "said": said}
 
 
 def _look(method: str) -> dict[str, Any]:

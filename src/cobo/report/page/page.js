@@ -226,25 +226,36 @@ function net(canvas, graph, cells) {
     pen.fill();
     pen.stroke();
   });
-  if (!few) return;
-  at.forEach(([x, y], k) => { // away from the others of its group
+  if (few) netLabels(pen, graph, at, width, height);
+}
+
+// Below a node or above it, away from the others of its group if it can be, and where no other name is; else beside it.
+function netLabels(pen, graph, at, width, height) {
+  pen.font = "12px system-ui, sans-serif";
+  pen.textBaseline = "middle";
+  pen.textAlign = "center";
+  const taken = at.map(([x, y]) => [x - 9, y - 9, x + 9, y + 9]), far = graph.grouped ? 26 : 17;
+  at.forEach(([x, y], k) => {
+    const text = short(graph.labels[k], 15), half = pen.measureText(text).width / 2 + 2;
     const ys = at.filter((_, j) => graph.groups[j] === graph.groups[k]).map((place) => place[1]);
-    const above = y < ys.reduce((a, b) => a + b) / ys.length - 1;
-    netLabel(pen, short(graph.labels[k], 15), x, y + (graph.grouped ? 26 : 17) * (above ? -1 : 1), width);
+    const away = y < ys.reduce((a, b) => a + b) / ys.length - 1 ? -1 : 1;
+    const inside = (place) => Math.min(Math.max(place, half), width - half);
+    const places = [[inside(x), y + away * far], [inside(x), y - away * far], [x + half + far - 5, y], [x - half - far + 5, y]];
+    const boxes = places.map(([px, py]) => [px - half, py - 8, px + half, py + 8]);
+    const free = ([a, b, c, d]) => a >= 0 && b >= 0 && c <= width && d <= height && !taken.some(([p, q, r, t]) => a < r && p < c && b < t && q < d);
+    const best = Math.max(0, boxes.findIndex(free));
+    taken.push(boxes[best]);
+    netLabel(pen, text, ...places[best]);
   });
 }
 
-function netLabel(pen, text, x, y, width) {
-  pen.font = "12px system-ui, sans-serif";
-  pen.textAlign = "center";
-  pen.textBaseline = "middle";
-  const half = pen.measureText(text).width / 2 + 2, place = Math.min(Math.max(x, half), width - half);
+function netLabel(pen, text, x, y) {
   pen.lineWidth = 4;
   pen.lineJoin = "round";
   pen.strokeStyle = colour("--card");
-  pen.strokeText(text, place, y);
+  pen.strokeText(text, x, y);
   pen.fillStyle = colour("--ink");
-  pen.fillText(text, place, y);
+  pen.fillText(text, x, y);
 }
 
 function drawGraph() {
@@ -577,6 +588,7 @@ function redraw() {
 const fillWeights = behind("weights-data", weightsTable);
 const fillCurves = behind("curves-data", curvesTable);
 const fillDomains = behind("domains-data", domainsTable);
+behind("methods-said", () => make("dl", {}, ...Object.entries(data.table.said).flatMap(([head, said]) => [make("dt", {}, head), make("dd", {}, said)])));
 
 // The page from its data; again, and keeping what the reader has chosen, when there are newer ones.
 function fill() {

@@ -73,6 +73,7 @@ class Now:
         data = build.gathered(self._folder, results, counted, begun)
         if data["leading"] not in finished:
             data["finding"] = f"So far: {data['finding']}"
+            data["scores"] = data["scores"].replace(" in the end", " so far")
         for row, method in zip(data["table"]["rows"], counted, strict=True):
             row["going"] = method not in finished
         return {**data, "live": _live(going, sum(len(seeds) for seeds in finished.values()))}
