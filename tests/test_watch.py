@@ -294,8 +294,8 @@ def process(*arguments: str, **options):
 
 @contextmanager
 def running(folder: Path, *more: str):
-    """A run that is not over before it is stopped: an evaluation in every tenth round, W in every fiftieth."""
-    endless = ("--rounds", "10000", "--set", "evaluate_every=10", "--out", str(folder), *more)
+    """A run that is not over before it is stopped: an evaluation in every tenth round, W in every 25th."""
+    endless = ("--rounds", "5000", "--set", "evaluate_every=10", "--out", str(folder), *more)
     with process("run", "digits", *endless, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as found:
         yield found
 

@@ -104,12 +104,13 @@ class WandB(Tracker):
             raise ConfigError(
                 f"Weights & Biases did not begin: {said[0].rstrip('.')}; do `wandb login`, or set WANDB_MODE=offline"
             ) from None
+        self._run.define_metric("*", step_metric="round")  # its own steps cannot go back, as a run that is resumed does
 
     def write(self, round: int, values: dict[str, float]) -> None:
-        self._run.log(values, step=round)
+        self._run.log({**values, "round": round})
 
     def draw(self, round: int, pixels: Picture) -> None:
-        self._run.log({"W": self._library.Image(pixels)}, step=round)
+        self._run.log({"W": self._library.Image(pixels), "round": round})
 
     def end(self, how: str) -> None:
         self._run.finish(exit_code=0 if how == "finished" else 1)
