@@ -1,5 +1,5 @@
 """Shared by all tests: one torch thread per test process, small federations that a person can check by hand, a
-user with nothing on the computer but a server, and the real CIFAR-100 where it is."""
+user with nothing on the computer but a server, a real browser, and the real CIFAR-100 where it is."""
 
 import os
 import shutil
@@ -101,6 +101,23 @@ def server():
         yield running
         running.shutdown()
         thread.join()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Chromium, or the tests that need one are skipped."""
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is not installed (pip install -e '.[dev]')"
+    )
+    path = shutil.which("chromium") or shutil.which("chromium-browser")
+    if path is None:
+        pytest.skip("there is no chromium (Debian: apt-get install chromium)")
+    with playwright.sync_playwright() as running:
+        launched = running.chromium.launch(
+            executable_path=path, args=["--no-sandbox", "--headless", "--disable-background-networking"]
+        )
+        yield launched
+        launched.close()
 
 
 UNPACK = Path(__file__).parent.parent.parent / "shared" / "data" / "unpack_cifar100.py"

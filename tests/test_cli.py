@@ -333,7 +333,7 @@ def test_examples_run_and_fit_on_a_page(tmp_path):
 
 
 def test_importing_cobo_is_light():
-    heavy = "transformers flwr tensorboard matplotlib plotly"
+    heavy = "transformers flwr tensorboard wandb matplotlib plotly"
     code = f"import sys, cobo; print([m for m in {heavy.split()!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "[]"

@@ -26,8 +26,8 @@ from cobo.experiments import EXPERIMENTS, load_experiment
 from cobo.experiments.experiment import Experiment, Parts
 from cobo.federation import Federation, judge
 from cobo.report import comparison, domain_weights, figures, summary, table
-from cobo.training.events import TensorBoard
 from cobo.training.progress import LiveProgress
+from cobo.training.trackers import TensorBoard
 
 VOCABULARY, LENGTH = 6, 8
 

@@ -19,24 +19,8 @@ from cobo.report.page import build, graphs
 
 pytestmark = pytest.mark.slow
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 METHODS = ["local", "ditto", "cobo", "oracle"]
 HOSTILE = ["<img src=x onerror=alert(1)>", "\"quoted\" & 'single'", "🦊 fox", "<!--<script>alert(2)", "{{data}} $& end"]
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip(
-        "playwright.sync_api", reason="playwright is not installed (pip install -e '.[dev]')"
-    )
-    if CHROMIUM is None:
-        pytest.skip("there is no chromium (Debian: apt-get install chromium)")
-    with playwright.sync_playwright() as running:
-        launched = running.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox", "--headless", "--disable-background-networking"]
-        )
-        yield launched
-        launched.close()
 
 
 @pytest.fixture
@@ -180,7 +164,9 @@ def test_curves_have_their_numbers_and_can_be_drawn_against_gradients_and_second
     assert found.locator("#curves svg").first.locator("path[stroke]").count() == 4
     assert found.locator("#curves svg").first.locator("path[fill-opacity]").count() == 4  # bands over seeds
     unfold(found, "#curves-data")
-    curve = build.gathered(compared, summary.summarise(compared, "x", None))["curves"]["accuracy"]["ditto"]
+    curve = build.gathered(compared, summary.summarise(compared, "x", None), summary.read_runs(compared))["curves"][
+        "accuracy"
+    ]["ditto"]
     for axis, head in (("gradients", "gradients computed"), ("seconds", "seconds"), ("round", "rounds")):
         found.locator("#axis").select_option(axis)
         assert head in found.locator("#curves svg").first.text_content()

@@ -21,7 +21,7 @@ from cobo.federation import Federation
 from cobo.methods import State
 from cobo.models import mlp
 from cobo.training import checkpoint
-from cobo.training.events import TensorBoard
+from cobo.training.trackers import TensorBoard
 
 
 def people(count: int = 4):

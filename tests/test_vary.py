@@ -189,6 +189,9 @@ def test_the_figure_has_dots_for_words_lines_for_numbers_and_levels_for_what_is_
     assert dots.get_linestyle() == "None"
     assert list(dots.get_ydata()) == [at["methods"]["cobo"]["accuracy"]["mean"] for at in results["values"]]
     assert dots.get_color() == figures.METHOD_COLOURS["cobo"]
+    for panel, measure in zip(words.axes[1:], ("weights_error", "gradients"), strict=True):
+        (dots,) = [line for line in panel.lines if line.get_marker() == "o"]
+        assert list(dots.get_ydata()) == [at["methods"]["cobo"][measure] for at in results["values"]]
     for value, at in zip((0.01, 0.1, 1.0), results["values"], strict=True):
         at["value"] = value
     ax = report.figure(results, "accuracy").axes[0]

@@ -30,7 +30,8 @@ from cobo.report import table as tables
 from cobo.report import theory as findings
 from cobo.report import vary as variations
 from cobo.report.board import Board
-from cobo.training.events import Listener, TensorBoard
+from cobo.training.events import Listener
+from cobo.training.trackers import TensorBoard, WandB
 
 Name = Annotated[str, typer.Argument(help="A preset (see `cobo experiments`) or a .toml file.", metavar="EXPERIMENT")]
 Rounds = Annotated[int | None, typer.Option(help="Number of rounds, instead of the experiment's.")]
@@ -46,7 +47,10 @@ Tuned = Annotated[
 Methods = Annotated[str, typer.Option(help="Names separated by commas, or all.")]
 Seeds = Annotated[int, typer.Option(min=1, max=FIRST_SEED, help="How many: seeds 0, 1, ...")]
 Jobs = Annotated[int, typer.Option(min=1, help="Runs at a time, in processes of their own.")]
-Boards = Annotated[Path | None, typer.Option(help="Also write metrics for TensorBoard into this folder.")]
+Boards = Annotated[Path | None, typer.Option(help="Also write metrics and W for TensorBoard into this folder.")]
+Project = Annotated[
+    str | None, typer.Option(help="Also log metrics and W to this project of Weights & Biases.", metavar="PROJECT")
+]
 
 
 @app.command()
@@ -69,11 +73,14 @@ def run(
     resume: Resume = False,
     tuned: Tuned = None,
     tensorboard: Boards = None,
+    wandb: Project = None,
 ) -> None:
     """Run one method of an experiment with one seed."""
     chosen = load_experiment(experiment, EXPERIMENTS, _changes(set_, rounds), tuned)
     folder = out or _folder(experiment)
-    listeners: list[Listener] = [] if tensorboard is None else [_tensorboard(tensorboard)]
+    listeners: list[Listener] = [] if tensorboard is None else [TensorBoard(tensorboard)]
+    if wandb is not None:
+        listeners.append(WandB(wandb, name=f"{method} seed {seed}", group=chosen.experiment, dir=folder))
     with resumable(folder):
         run_one(chosen, method, seed, folder, resume=resume, listeners=listeners, say=say_first)
     show_runs(folder, chosen)
@@ -236,13 +243,6 @@ def _folder(experiment: str, prefix: str = "", suffix: str = "") -> Path:
 
 def _changes(changes: list[str] | None, rounds: int | None) -> list[str]:
     return [*(changes or []), *([] if rounds is None else [f"rounds={rounds}"])]
-
-
-def _tensorboard(folder: Path) -> TensorBoard:
-    try:
-        return TensorBoard(folder)
-    except ImportError:
-        raise ConfigError("--tensorboard needs the extra: pip install 'cobo[tensorboard]'") from None
 
 
 def _tuning_table(folder: Path, methods: Sequence[str], trials: int, seeds: int) -> Table:

@@ -27,6 +27,15 @@ def summarised(folder: Path, experiment: Experiment | None) -> summary.Results:
     return summary.summarise(folder, experiment.experiment, experiment.target_accuracy, experiment.target_perplexity)
 
 
+def summarised_runs(runs: summary.Runs, folder: Path, experiment: Experiment | None) -> summary.Results:
+    """The same of these runs, finished or not."""
+    if experiment is None:
+        return summary.summarise_runs(runs, [], folder.resolve().name, None)
+    return summary.summarise_runs(
+        runs, [], experiment.experiment, experiment.target_accuracy, experiment.target_perplexity
+    )
+
+
 def show_runs(folder: Path, experiment: Experiment | None, *, draw: bool = True) -> None:
     results = summarised(folder, experiment)
     tables.write(folder, results)

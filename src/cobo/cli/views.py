@@ -1,4 +1,4 @@
-"""Commands that look at what is there: report, show, figure, experiments, methods, data; and merge."""
+"""Commands that look at what is there: report, show, watch, figure, experiments, methods, data; and merge."""
 
 import sys
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from cobo import language
-from cobo.cli.terminal import app, say, show_runs, show_variation, summarised
+from cobo.cli.terminal import app, say, show_runs, show_variation, summarised, summarised_runs
 from cobo.data import DATA
 from cobo.errors import ConfigError
 from cobo.experiments import EXPERIMENTS, Experiment, load_experiment
@@ -19,6 +19,7 @@ from cobo.experiments.vary import stored
 from cobo.methods import METHODS
 from cobo.report import gallery, glance, summary
 from cobo.report import vary as variations
+from cobo.report.watch import Now, serve
 
 
 @app.command()
@@ -35,6 +36,26 @@ def report(folder: Annotated[Path, typer.Argument(metavar="DIR")]) -> None:
 def show(folder: Annotated[Path, typer.Argument(metavar="DIR")]) -> None:
     """A folder of runs in the terminal: the table, W in blocks, the groups found, the curves."""
     glance.show(Console(), folder, summarised(folder, _experiment(folder)))
+
+
+@app.command()
+def watch(
+    folder: Annotated[Path, typer.Argument(metavar="DIR")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any that is free.")] = 8642,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on. Any but this computer's own asks visitors for the token.")
+    ] = "127.0.0.1",
+    token: Annotated[str | None, typer.Option(help="The token; by default a new one.")] = None,
+) -> None:
+    """The report of a folder in the browser while its runs go on, from the first evaluation on."""
+
+    def summarise(runs: summary.Runs) -> summary.Results:
+        known = (folder / "experiment.toml").is_file()
+        return summarised_runs(
+            runs, folder, load_experiment(str(folder / "experiment.toml"), EXPERIMENTS) if known else None
+        )
+
+    serve(Now(folder, summarise), host, port, token, say)
 
 
 @app.command()

@@ -26,6 +26,8 @@ def components(W: Matrix, threshold: float = 0.5, *, relative: bool = False) -> 
 
 def among(everyone: Sequence[str], names: Sequence[str], W: NDArray[np.float32]) -> NDArray[np.float32]:
     """Weights [n, n] among some clients as [N, N] among everyone: 0 with those who are not there."""
+    if list(everyone) == list(names):
+        return W.copy()
     known = [k for k, name in enumerate(names) if name in everyone]
     places = [everyone.index(names[k]) for k in known]
     whole = np.zeros((len(everyone), len(everyone)), dtype=np.float32)

@@ -49,7 +49,7 @@ def _teller(pipe: int) -> Callable[[dict[str, Any]], None]:
 
 
 def _seldom(tell: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
-    """Of the ticking of rounds, some."""
+    """Of the ticking of rounds, some; of W, which is in its file, nothing."""
     last = 0.0
 
     def tell_some(event: dict[str, Any]) -> None:
@@ -58,6 +58,7 @@ def _seldom(tell: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]]
             if time.monotonic() < last + PAUSE:
                 return
             last = time.monotonic()
-        tell(event)
+        if event["event"] != "weights":
+            tell(event)
 
     return tell_some

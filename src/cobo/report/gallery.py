@@ -19,7 +19,7 @@ FIGURES = {
     "weights": "W at some rounds",
     "domain-weights": "the weights of each client over rounds (domain = simplex)",
     "weights-final": "the last W with its numbers (domain = simplex)",
-    "vary": "the score against the value of a setting",
+    "vary": "panels against the value of a setting: the score, W, gradients",
     "theory": "the theorem's quantities and bounds",
     "figure1": "the paper's Figure 1",
 }

@@ -35,6 +35,11 @@ def read_runs(folder: Path) -> Runs:
         if path.parent == folder:
             method, seed = run["method"]["name"], run["training"]["seed"]
         runs.setdefault(method, {})[int(seed)] = run
+    return ordered(runs)
+
+
+def ordered(runs: Runs) -> Runs:
+    """Methods as the registry has them, then others; seeds by number."""
     order = [*METHODS, *sorted(set(runs) - set(METHODS))]
     return {method: dict(sorted(runs[method].items())) for method in order if method in runs}
 
@@ -86,9 +91,9 @@ def made_with(runs: Runs) -> dict[str, Any]:
 
 
 def read_snapshots(run: dict[str, Any]) -> Snapshots:
-    """W over time of a finished run, in the order of its names."""
-    path = run["folder"] / "weights.safetensors"
-    return unpack_weights(path, run["names"]) if path.exists() else []
+    """W over time of a run, in the order of its names, as far as its history goes."""
+    path, end = run["folder"] / "weights.safetensors", run["history"][-1]["round"]
+    return [(round, W) for round, W in unpack_weights(path, run["names"]) if round <= end] if path.exists() else []
 
 
 def _score(runs: Runs) -> str:

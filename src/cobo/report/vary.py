@@ -1,4 +1,4 @@
-"""What a variation found: a table of values times methods, and accuracy or perplexity against the value."""
+"""What a variation found: a table of values times methods, and panels of what matters against the value."""
 
 import json
 from pathlib import Path
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Spread = dict[str, Any] | None  # mean and standard deviation over seeds
 
+PANELS = {"weights_error": "distance of W from the true groups", "gradients": "gradients computed"}
 COLUMNS = ("method", "accuracy %", "perplexity", "loss", "improved %", "recovery %", "gradients", "groups", "s")
 
 
@@ -108,18 +109,32 @@ def draw(folder: Path, results: Results) -> None:
 
 
 def drawn(results: Results) -> "dict[str, Figure]":
-    """The figure by its name: accuracy, or else perplexity or loss, against the value."""
+    """The figure by its name: accuracy, or else perplexity or loss, and what it took, against the value."""
     known = (score for score in NAMES if any(m[score] for at in results["values"] for m in at["methods"].values()))
     score = next(known, None)
     return {} if score is None else {"vary": figure(results, score)}
 
 
 def figure(results: Results, score: str) -> "Figure":
-    """A line per method over values that are numbers, else dots side by side; bars are one standard deviation.
+    """Panels over the values: the score, how far W is from the true groups where they are known, gradients computed.
 
-    A method that was run once for all values is a level line.
+    A line per method over values that are numbers, else dots side by side; bars are one standard deviation. A method
+    that was run once for all values is a level line.
     """
-    drawn, (ax,) = figures.new(6.4, 3.8)
+    found = [m for at in results["values"] for m in at["methods"].values()]
+    panels = [score, *(["weights_error"] if any(m["weights_error"] is not None for m in found) else []), "gradients"]
+    drawn, axes = figures.new(3.6 * len(panels) + 1.2, 3.4, len(panels))
+    handles: dict[str, Any] = {}
+    for ax, measure in zip(axes, panels, strict=True):
+        for method, handle in _panel(ax, results, measure).items():
+            handles.setdefault(method, handle)
+        ax.set(xlabel=results["varied"], ylabel={**NAMES, **PANELS}[measure])
+    drawn.legend(list(handles.values()), list(handles), loc="outside right upper", frameon=False)
+    return drawn
+
+
+def _panel(ax: "Axes", results: Results, measure: str) -> dict[str, Any]:
+    """One measure against the value; what stands for each method that has it."""
     values = results["values"]
     numbers = all(isinstance(at["value"], int | float) and not isinstance(at["value"], bool) for at in values)
     places = np.array([at["value"] for at in values], dtype=float) if numbers else np.arange(len(values), dtype=float)
@@ -127,7 +142,7 @@ def figure(results: Results, score: str) -> "Figure":
     handles: dict[str, Any] = {}
     varied = [method for method in methods if method not in results["shared"]]
     for method in methods:
-        spreads = [at["methods"].get(method, {}).get(score) for at in values]
+        spreads = [_spread(at["methods"].get(method, {}).get(measure)) for at in values]
         if method in results["shared"]:
             handles[method] = _level(ax, method, next((spread for spread in spreads if spread), None))
         else:
@@ -140,10 +155,12 @@ def figure(results: Results, score: str) -> "Figure":
     if not numbers:
         ax.set_xlim(-0.5, len(values) - 0.5)
         ax.grid(visible=False, axis="x")
-    ax.set(xlabel=results["varied"], ylabel=NAMES[score])
-    shown = {method: handle for method, handle in handles.items() if handle is not None}
-    drawn.legend(list(shown.values()), list(shown), loc="outside right upper", frameon=False)
-    return drawn
+    return {method: handle for method, handle in handles.items() if handle is not None}
+
+
+def _spread(value: Any) -> Spread:
+    """Of what has one number for all seeds, that number."""
+    return {"mean": value, "std": None} if isinstance(value, int | float) else value
 
 
 def _level(ax: "Axes", method: str, spread: Spread) -> Any:

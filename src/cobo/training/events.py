@@ -1,14 +1,14 @@
-"""What happens in a run, told as plain dicts to whoever listens: progress, files, TensorBoard, your own function.
+"""What happens in a run, told as plain dicts to whoever listens: progress, files, trackers, your own function.
 
-{"event": "started", "rounds", "round", "executor", ...}      {"event": "round", "round"}
+{"event": "started", "rounds", "round", "executor", "run", ...}    {"event": "round", "round"}
 {"event": "evaluated", "round", "accuracy" or "perplexity", "loss", ...}
+{"event": "weights", "round", "weights"}: W as an array, after an evaluation, for methods that have one
 {"event": "set aside", "round", "clients"}
 {"event": "joined" | "left", "round", "clients"}              {"event": "warning", "message"}
 {"event": "checkpoint", "round"}                              {"event": "finished" | "interrupted" | "failed"}
 """
 
 import json
-import os
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +20,7 @@ Listener = Callable[[Event], None]
 
 
 class EventLog:
-    """Appends events as JSON lines (all but the ticking of rounds)."""
+    """Appends events as JSON lines (all but the ticking of rounds, and W, which has a file of its own)."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -30,7 +30,7 @@ class EventLog:
         return self
 
     def __call__(self, event: Event) -> None:
-        if event["event"] != "round":
+        if event["event"] not in ("round", "weights"):
             stamped = {"at": datetime.now(UTC).isoformat(timespec="milliseconds"), **event}
             self._file.write(json.dumps(stamped) + "\n")
             self._file.flush()
@@ -39,24 +39,3 @@ class EventLog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
-
-
-class TensorBoard:
-    """Writes the same metrics to TensorBoard (extra `cobo[tensorboard]`)."""
-
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._writer = SummaryWriter(str(folder))
-
-    def __call__(self, event: Event) -> None:
-        if event["event"] == "evaluated":
-            for name in ("accuracy", "perplexity", "loss", "settled", "gradients", "time"):
-                if event.get(name) is not None:
-                    self._writer.add_scalar(name, event[name], event["round"])
-            for client, values in event["clients"].items():
-                for name, value in values.items():
-                    if value is not None:
-                        self._writer.add_scalar(f"{name}/{client}", value, event["round"])
-        elif event["event"] in ("finished", "interrupted", "failed"):
-            self._writer.close()

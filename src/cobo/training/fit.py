@@ -20,6 +20,7 @@ from cobo.training.lock import only_one
 from cobo.training.loop import Run
 from cobo.training.membership import check
 from cobo.training.progress import LiveProgress
+from cobo.training.records import listed
 from cobo.training.result import Result
 from cobo.training.settings import Training
 
@@ -130,26 +131,15 @@ def _result(run: Run) -> Result:
     whole = {name: module.state_dict() for name, module in models.items()}
     own = {name: federation.blueprint.own(state) for name, state in whole.items()}
     return Result(
-        names=names,
+        **run.facts,
         models=models,
         weights=run.weights,
-        history=[_listed(line, names) for line in run.history],
-        method={"name": run.method.name, **run.method.model_dump()},
-        training={k: v for k, v in run.training.model_dump().items() if not callable(v)}
-        | {"roster": run.training.roster.model_dump(mode="json")},
+        history=[listed(line, names) for line in run.history],
         present=federation.names,
         changes=run.members.changes,
-        true_groups=[client.group for client in federation.clients],
         snapshots=run.snapshots,
         states=own,
         shared={name: t for name, t in whole[names[0]].items() if name not in own[names[0]]},
         architecture=describe(next(iter(models.values()))),
         environment=environment(),
     )
-
-
-def _listed(line: dict[str, Any], names: list[str]) -> dict[str, Any]:
-    """A line of metrics with what it says of each client in lists, in the order of the names."""
-    measures = ("accuracy", "loss", *(["perplexity"] if "perplexity" in line else []))
-    lists = {f"client_{m}": [line["clients"].get(name, {}).get(m) for name in names] for m in measures}
-    return {**{k: v for k, v in line.items() if k != "clients"}, **lists}

@@ -72,6 +72,7 @@ class Run:
         self._tell(
             event="started", round=self.state.round, rounds=self.training.rounds, method=self.method.name,
             clients=self.federation.names, executor=chosen.executor.name, executor_reason=chosen.reason,
+            run=self.facts,
         )  # fmt: skip
         costly = self.method.warning(self.federation, self.training.rounds)
         if costly is not None and self.state.round == 0:
@@ -174,6 +175,19 @@ class Run:
         if self.folder is not None:
             append_synced(self.folder / "metrics.jsonl", json.dumps(line) + "\n")
         self._tell(event="evaluated", **line)
+        if self.weights is not None:
+            self._tell(event="weights", round=state.round, weights=self.weights)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the run is of: clients, their true groups where known, settings; as result.json has them."""
+        training = {k: v for k, v in self.training.model_dump().items() if not callable(v)}
+        return {
+            "names": self.federation.everyone,
+            "true_groups": [client.group for client in self.federation.clients],
+            "method": {"name": self.method.name, **self.method.model_dump()},
+            "training": training | {"roster": self.training.roster.model_dump(mode="json")},
+        }
 
     @property
     def weights(self) -> NDArray[np.float32] | None:

@@ -50,6 +50,13 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
+def listed(line: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """A line of metrics with what it says of each client in lists, in the order of the names."""
+    measures = ("accuracy", "loss", *(["perplexity"] if "perplexity" in line else []))
+    lists = {f"client_{m}": [line["clients"].get(name, {}).get(m) for name in names] for m in measures}
+    return {**{k: v for k, v in line.items() if k != "clients"}, **lists}
+
+
 def append_synced(path: Path, text: str) -> None:
     with open(path, "a", encoding="utf-8") as file:
         file.write(text)

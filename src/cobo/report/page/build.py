@@ -24,23 +24,31 @@ AXES = {"round": "rounds", "gradients": "gradients computed", "seconds": "second
 
 def write(folder: Path, results: Results) -> None:
     """FOLDER/report.html."""
-    write_atomic(folder / "report.html", page(gathered(folder, results)).encode())
+    write_atomic(folder / "report.html", page(gathered(folder, results, read_runs(folder))).encode())
 
 
-def page(data: dict[str, Any]) -> str:
-    """The page with its data, style and script; it may run no other, and ask for nothing."""
-    style, script = _part("page.css"), _part("page.js")
+def page(data: dict[str, Any], *, live: bool = False) -> str:
+    """The page with its data, style and script; it may run no other, and ask for nothing.
+
+    A live one may ask the server that it came from for what is new.
+    """
+    style, script = _part("page.css"), _part("page.js") + (_part("live.js") if live else "")
     parts = {
-        "title": html.escape(data["title"]), "style": style, "script": script, "data": _embedded(data),
-        "style_hash": _hash(style), "script_hash": _hash(script),
+        "title": html.escape(data["title"]), "style": style, "script": script, "data": embedded(data),
+        "policy": policy(style, script, live=live),
     }  # fmt: skip
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _part("page.html"))
 
 
-def gathered(folder: Path, results: Results) -> dict[str, Any]:
-    """Everything that the page shows."""
-    runs = read_runs(folder)
-    several = sum(run["weights"] is not None for seeds in runs.values() for run in seeds.values())
+def policy(style: str, script: str, *, live: bool) -> str:
+    allowed = f"script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:"
+    return f"default-src 'none'; {allowed}" + "; connect-src 'self'" * live
+
+
+def gathered(folder: Path, results: Results, runs: Runs, beside: Runs | None = None) -> dict[str, Any]:
+    """Everything that the page shows; of runs `beside` those of the table, W and clients only."""
+    everything = {m: {**runs.get(m, {}), **(beside or {}).get(m, {})} for m in {**runs, **(beside or {})}}
+    several = sum(run["weights"] is not None for seeds in everything.values() for run in seeds.values())
     share = graphs.BYTES // max(1, several)
     stored = folder / "experiment.toml"
     return {
@@ -51,12 +59,14 @@ def gathered(folder: Path, results: Results) -> dict[str, Any]:
         "notes": words.notes(results, runs),
         "table": _table(results),
         "leading": words.leading(results),
-        "looks": {method: _look(method) for method in runs},
+        "looks": {method: _look(method) for method in everything},
         "axes": AXES,
         "curves": _curves(runs),
         "near": {score: _near(runs, score) for score in ("accuracy", "perplexity")},
         "score": table.score(results),
-        "runs": [_run(runs, method, seed, results, share) for method, seeds in runs.items() for seed in seeds],
+        "runs": [
+            _run(everything, method, seed, results, share) for method in everything for seed in everything[method]
+        ],
         "colours": figures.CLIENT_COLOURS,
         "domains": next(filter(None, (_domains(list(seeds.values())) for seeds in runs.values())), None),
         "settings": stored.read_text(encoding="utf-8") if stored.is_file() else _settings(runs),
@@ -83,7 +93,8 @@ def _table(results: Results) -> dict[str, Any]:
         {"cells": cells, "best": method == first, "told": m["told"] or ""}
         for (method, m), cells in zip(results["methods"].items(), table.cells(results, heads), strict=True)
     ]
-    return {"heads": heads, "rows": rows, "notes": table.notes(results)}
+    said = {head: words.COLUMNS[head] for head in heads if head in words.COLUMNS}
+    return {"heads": heads, "rows": rows, "notes": table.notes(results), "said": said}
 
 
 def _look(method: str) -> dict[str, Any]:
@@ -127,6 +138,8 @@ def _run(runs: Runs, method: str, seed: int, results: Results, share: int) -> di
     return {
         "method": method,
         "seed": seed,
+        "round": run["history"][-1]["round"],
+        "rounds": run["training"]["rounds"],
         "clients": names,
         "mine": _ends(run, score, names),
         "alone": None if alone is None or method == "local" else _ends(alone, score, names),
@@ -180,7 +193,7 @@ def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _embedded(data: dict[str, Any]) -> str:
+def embedded(data: dict[str, Any]) -> str:
     """JSON that ends no script element and starts no other, whatever clients are called."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))  # all but ASCII is escaped, U+2028 too
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -169,7 +169,8 @@ def _places(W: Weights, numbers: Sequence[int]) -> list[list[float]]:
         angle = np.pi * (first + last)
         places[group] = ring * np.array([np.sin(angle), -np.cos(angle)]) + 0.5 * radius * _cluster(W, group)
     places -= (places.max(0) + places.min(0)) / 2
-    return [[round(float(x), 3) for x in place] for place in places / max(np.abs(places).max(), 1e-9)]
+    reach = np.abs(places).max(0)  # each way by itself, to use the room, unless it is all but a line
+    return [[round(float(x), 3) for x in place] for place in places / np.maximum(reach, 0.3 * max(reach.max(), 1e-9))]
 
 
 def _cluster(W: Weights, group: Sequence[int]) -> Weights:

@@ -1,13 +1,13 @@
 "use strict";
 // Draws the page from the JSON in it. Names come from users: they are only ever put in as text.
 
-const data = JSON.parse(document.getElementById("data").textContent);
+let data = JSON.parse(document.getElementById("data").textContent);
 const byId = (id) => document.getElementById(id);
 const NOBODY = 255, MOST_NAMES = 40, MOST_LABELS = 24, FRAME = 60;
 const BLUES = ["f7fbff", "deebf7", "c6dbef", "9ecae1", "6baed6", "4292c6", "2171b5", "08519c", "08306b"];
 const NIGHT = ["0f1a26", "0d2f57", "08519c", "2171b5", "4292c6", "6baed6", "9ecae1", "c6dbef", "deebf7"];
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
-const state = { run: null, at: 0, timer: null, hidden: new Set() };
+const state = { run: null, at: 0, timer: null, hidden: new Set(), sorted: {}, chosen: false };
 
 // Small things
 
@@ -50,28 +50,44 @@ function table(heads, rows, caption, words = new Set([0])) {
   return make("table", {}, make("caption", { class: "hidden" }, caption), make("thead", {}, head), make("tbody", {}, ...body));
 }
 
-// Heads become buttons. What is not known ("-") is last, whichever way.
-function sortable(node, words = new Set([0])) {
-  const heads = [...node.tHead.rows[0].cells];
+// Heads become buttons. What is not known ("-") is last, whichever way. A table that comes in the place of another is
+// sorted as that one was, and its head has the focus if that one's had it.
+function sortable(id, node, words = new Set([0])) {
+  const heads = [...node.tHead.rows[0].cells], titles = heads.map((head) => head.textContent);
+  const sort = (k, up) => {
+    state.sorted[id] = [titles[k], up];
+    heads.forEach((other) => other.removeAttribute("aria-sort"));
+    heads[k].setAttribute("aria-sort", up ? "ascending" : "descending");
+    const key = (row) => {
+      const text = row.cells[k].textContent;
+      return words.has(k) ? text : parseFloat(text.replace(/,/g, ""));
+    };
+    const rows = [...node.tBodies[0].rows].map((row) => [key(row), row]);
+    const known = rows.filter(([value]) => !Number.isNaN(value));
+    known.sort(([a], [b]) => (up ? 1 : -1) * (words.has(k) ? a.localeCompare(b, "en", { numeric: true }) : a - b));
+    node.tBodies[0].append(...known.map(([, row]) => row), ...rows.filter(([value]) => Number.isNaN(value)).map(([, row]) => row));
+  };
   heads.forEach((head, k) => {
-    const button = make("button", { type: "button" }, head.textContent);
+    const button = make("button", { type: "button" }, titles[k]);
     head.replaceChildren(button);
     button.addEventListener("click", () => {
       const before = head.getAttribute("aria-sort");
-      const up = before ? before === "descending" : words.has(k);
-      heads.forEach((other) => other.removeAttribute("aria-sort"));
-      head.setAttribute("aria-sort", up ? "ascending" : "descending");
-      const key = (row) => {
-        const text = row.cells[k].textContent;
-        return words.has(k) ? text : parseFloat(text.replace(/,/g, ""));
-      };
-      const rows = [...node.tBodies[0].rows].map((row) => [key(row), row]);
-      const known = rows.filter(([value]) => !Number.isNaN(value));
-      known.sort(([a], [b]) => (up ? 1 : -1) * (words.has(k) ? a.localeCompare(b, "en", { numeric: true }) : a - b));
-      node.tBodies[0].append(...known.map(([, row]) => row), ...rows.filter(([value]) => Number.isNaN(value)).map(([, row]) => row));
+      sort(k, before ? before === "descending" : words.has(k));
     });
   });
-  return node;
+  const [title, up] = state.sorted[id] ?? [], focused = document.activeElement;
+  if (titles.includes(title)) sort(titles.indexOf(title), up);
+  const again = byId(id).contains(focused) ? titles.indexOf(focused.textContent) : -1;
+  byId(id).replaceChildren(node);
+  if (again >= 0) heads[again].firstChild.focus({ preventScroll: true });
+}
+
+// The options of a <select>, left alone if they are these already.
+function offer(id, values, words = (value) => String(value)) {
+  const before = [...byId(id).options].map((option) => option.value), chosen = byId(id).value;
+  if (before.join("\n") === values.join("\n")) return;
+  byId(id).replaceChildren(...values.map((value) => make("option", { value }, words(value))));
+  if (values.map(String).includes(chosen)) byId(id).value = chosen;
 }
 
 // What is in a <details> is made when it is opened.
@@ -87,12 +103,13 @@ function methodsTable() {
   const some = heads.map((_, k) => k).filter((k) => rows.some((row) => row.cells[k] !== "-"));
   const node = table(some.map((k) => heads[k]), rows.map((row) => some.map((k) => row.cells[k])), "Methods and their scores");
   [...node.tBodies[0].rows].forEach((tr, k) => {
-    const { best, told } = rows[k];
+    const { best, told, going } = rows[k];
     if (best) tr.className = "best";
     if (best) tr.cells[0].append(" ", make("span", { class: "badge first" }, "best"));
     if (told) tr.cells[0].append(" ", make("span", { class: "badge" }, `told ${told}`));
+    if (going) tr.cells[0].append(" ", make("span", { class: "badge" }, "so far"));
   });
-  byId("methods").replaceChildren(sortable(node));
+  sortable("methods", node);
   byId("methods-notes").textContent = notes;
 }
 
@@ -209,25 +226,36 @@ function net(canvas, graph, cells) {
     pen.fill();
     pen.stroke();
   });
-  if (!few) return;
-  at.forEach(([x, y], k) => { // away from the others of its group
+  if (few) netLabels(pen, graph, at, width, height);
+}
+
+// Below a node or above it, away from the others of its group if it can be, and where no other name is; else beside it.
+function netLabels(pen, graph, at, width, height) {
+  pen.font = "12px system-ui, sans-serif";
+  pen.textBaseline = "middle";
+  pen.textAlign = "center";
+  const taken = at.map(([x, y]) => [x - 9, y - 9, x + 9, y + 9]), far = graph.grouped ? 26 : 17;
+  at.forEach(([x, y], k) => {
+    const text = short(graph.labels[k], 15), half = pen.measureText(text).width / 2 + 2;
     const ys = at.filter((_, j) => graph.groups[j] === graph.groups[k]).map((place) => place[1]);
-    const above = y < ys.reduce((a, b) => a + b) / ys.length - 1;
-    netLabel(pen, short(graph.labels[k], 15), x, y + (graph.grouped ? 26 : 17) * (above ? -1 : 1), width);
+    const away = y < ys.reduce((a, b) => a + b) / ys.length - 1 ? -1 : 1;
+    const inside = (place) => Math.min(Math.max(place, half), width - half);
+    const places = [[inside(x), y + away * far], [inside(x), y - away * far], [x + half + far - 5, y], [x - half - far + 5, y]];
+    const boxes = places.map(([px, py]) => [px - half, py - 8, px + half, py + 8]);
+    const free = ([a, b, c, d]) => a >= 0 && b >= 0 && c <= width && d <= height && !taken.some(([p, q, r, t]) => a < r && p < c && b < t && q < d);
+    const best = Math.max(0, boxes.findIndex(free));
+    taken.push(boxes[best]);
+    netLabel(pen, text, ...places[best]);
   });
 }
 
-function netLabel(pen, text, x, y, width) {
-  pen.font = "12px system-ui, sans-serif";
-  pen.textAlign = "center";
-  pen.textBaseline = "middle";
-  const half = pen.measureText(text).width / 2 + 2, place = Math.min(Math.max(x, half), width - half);
+function netLabel(pen, text, x, y) {
   pen.lineWidth = 4;
   pen.lineJoin = "round";
   pen.strokeStyle = colour("--card");
-  pen.strokeText(text, place, y);
+  pen.strokeText(text, x, y);
   pen.fillStyle = colour("--ink");
-  pen.fillText(text, place, y);
+  pen.fillText(text, x, y);
 }
 
 function drawGraph() {
@@ -272,7 +300,8 @@ function weightsTable() {
 }
 
 function graphWords() {
-  const { method, graph, away } = state.run;
+  const { method, graph, away, round, rounds } = state.run;
+  if (!graph && round < rounds) return `Of ${method} there is no W yet; methods that learn one show it from their first checkpoint on.`;
   if (!graph) return `${method} learns no weights between clients, so there is no W to show.`;
   const said = [];
   if (graph.grouped) said.push(`${count(state.run.clients.length, "client")} are too many for a row each: rows are the groups found in the end, weights are means between their clients.`);
@@ -295,26 +324,37 @@ function groupsList() {
 
 // Which run is shown
 
+// The run to begin with: of CoBo (or the best), or else any with a W; one that is going on, if there is.
+function usual() {
+  const shown = data.runs.filter((run) => run.graph), mine = shown.filter((run) => run.method === data.leading);
+  const some = mine.length ? mine : shown.length ? shown : data.runs.filter((run) => run.method === data.leading);
+  return some.find((run) => run.round < run.rounds) ?? some[0];
+}
+
 function choose(method, seed) {
-  const mine = data.runs.filter((run) => run.method === method);
+  const before = state.run, mine = data.runs.filter((run) => run.method === method);
   state.run = mine.find((run) => run.seed === seed) ?? mine[0];
-  byId("seed").replaceChildren(...mine.map((run) => make("option", { value: run.seed }, String(run.seed))));
+  offer("seed", mine.map((run) => run.seed));
   byId("seed").value = state.run.seed;
   byId("method").value = method;
   const { graph } = state.run, last = graph ? graph.rounds.length - 1 : 0;
-  state.at = last;
-  pause();
+  const same = before?.graph && graph && before.method === method && before.seed === state.run.seed;
+  const moved = same && state.at < before.graph.rounds.length - 1; // otherwise it follows the last round
+  state.at = moved ? nearest(graph.rounds, before.graph.rounds[state.at]) : last;
+  if (!same) pause();
   byId("slider").max = last;
-  byId("slider").value = last;
+  byId("slider").value = state.at;
   byId("play").hidden = byId("slider").parentElement.hidden = last === 0;
   byId("graph").hidden = !graph;
   byId("graph-words").textContent = graphWords();
-  byId("pair").textContent = "Point at a cell to read it.";
+  if (!same) byId("pair").textContent = "Point at a cell to read it.";
   drawTruth();
   drawGraph();
   byId("groups").replaceChildren(...groupsList());
   clientsTable();
 }
+
+const nearest = (rounds, wanted) => rounds.reduce((best, round, k) => (Math.abs(round - wanted) < Math.abs(rounds[best] - wanted) ? k : best), 0);
 
 function go(at) {
   state.at = at;
@@ -330,18 +370,18 @@ function pause() {
 }
 
 function play() {
-  const last = state.run.graph.rounds.length - 1;
+  const last = () => state.run.graph.rounds.length - 1; // there may come more meanwhile
   if (state.timer !== null) return pause();
-  if (state.at === last) go(0);
+  if (state.at === last()) go(0);
   byId("play").textContent = "Pause";
   state.timer = setInterval(() => {
-    if (state.at < last) go(state.at + 1);
-    if (state.at === last) pause();
+    if (state.at < last()) go(state.at + 1);
+    if (state.at === last()) pause();
   }, FRAME);
 }
 
 function clientsTable() {
-  const { method, seed, clients, mine, alone, peers, found, away } = state.run;
+  const { method, seed, round, rounds, clients, mine, alone, peers, found, away } = state.run;
   const better = data.score === "accuracy" ? 1 : -1, unit = data.score === "accuracy" ? "accuracy, %" : data.score;
   const heads = ["client"], columns = [(k) => clients[k]], words = new Set([0]);
   const group = [];
@@ -353,10 +393,10 @@ function clientsTable() {
   if (alone) heads.push("gain") && columns.push((k) => gain(mine[k], alone[k], better));
   if (peers) words.add(heads.push("learns most from") - 1) && columns.push((k) => peers[k].map(([j, w]) => `${clients[j]} ${w.toFixed(2)}`).join(", ") || "-");
   const rows = clients.map((_, k) => columns.map((column) => column(k)));
-  byId("clients").replaceChildren(sortable(table(heads, rows, "Clients", words), words));
+  sortable("clients", table(heads, rows, "Clients", words), words);
   const lost = mine.filter((value, k) => value === null && !away.includes(k)).length;
   byId("clients-words").textContent = [
-    `${method}, seed ${seed}: ${unit}${better < 0 ? " (lower is better)" : ""}.`,
+    `${method}, seed ${seed}${round < rounds ? `, at round ${round.toLocaleString("en")} of ${rounds.toLocaleString("en")}` : ""}: ${unit}${better < 0 ? " (lower is better)" : ""}.`,
     alone ? "Alone is Local with the same seed." : method === "local" ? "" : "Local with the same seed is not in this folder, so there is no gain to show.",
     lost ? `${count(lost, "client")} ${lost === 1 ? "has" : "have"} no ${data.score} that is a number in the end.` : "",
   ].join(" ");
@@ -481,10 +521,20 @@ function curvesTable() {
 function prepareCurves() {
   const scores = curveScores(), methods = [...new Set(scores.flatMap((score) => Object.keys(data.curves[score])))];
   const axes = Object.keys(data.axes).filter((axis) => scores.some((score) => Object.values(data.curves[score]).some((line) => line[axis])));
-  byId("axis").replaceChildren(...axes.map((axis) => make("option", { value: axis }, data.axes[axis])));
+  offer("axis", axes, (axis) => data.axes[axis]);
+  const listed = [...byId("legend").querySelectorAll("label")].map((label) => label.textContent);
+  if (listed.join("\n") !== methods.join("\n")) legend(methods);
+  const banded = scores.some((score) => Object.values(data.curves[score]).some((line) => line.std));
+  byId("curves-words").textContent = !scores.length ? "Nobody was evaluated with a score that is a number, so there are no curves."
+    : `Mean over clients${banded ? " and seeds; bands are one standard deviation over seeds" : ""}.`;
+  byId("curves-data").hidden = !scores.length;
+}
+
+function legend(methods) {
+  byId("legend").querySelectorAll("label").forEach((label) => label.remove());
   for (const method of methods) {
     const box = make("input", { type: "checkbox" }), swatch = make("span", { class: `swatch${data.looks[method].dashed ? " dashed" : ""}` });
-    box.checked = true;
+    box.checked = !state.hidden.has(method);
     swatch.style.borderColor = data.looks[method].colour === "black" ? "currentColor" : data.looks[method].colour;
     box.addEventListener("change", () => {
       state.hidden[box.checked ? "delete" : "add"](method);
@@ -493,10 +543,6 @@ function prepareCurves() {
     });
     byId("legend").append(make("label", {}, box, swatch, method));
   }
-  const banded = scores.some((score) => Object.values(data.curves[score]).some((line) => line.std));
-  byId("curves-words").textContent = !scores.length ? "Nobody was evaluated with a score that is a number, so there are no curves."
-    : `Mean over clients${banded ? " and seeds; bands are one standard deviation over seeds" : ""}.`;
-  byId("curves-data").hidden = !scores.length;
 }
 
 // Rows of W on a simplex
@@ -531,6 +577,7 @@ function domainsTable() {
 // All of it
 
 function redraw() {
+  if (!data.runs.length) return;
   drawTruth();
   drawGraph();
   drawCurves();
@@ -540,30 +587,40 @@ function redraw() {
 
 const fillWeights = behind("weights-data", weightsTable);
 const fillCurves = behind("curves-data", curvesTable);
-behind("domains-data", domainsTable);
+const fillDomains = behind("domains-data", domainsTable);
+behind("methods-said", () => make("dl", {}, ...Object.entries(data.table.said).flatMap(([head, said]) => [make("dt", {}, head), make("dd", {}, said)])));
 
-byId("about").textContent = data.about;
-byId("finding").textContent = data.finding;
-byId("scores").textContent = data.scores;
-byId("notes").replaceChildren(...data.notes.map((note) => make("li", {}, note)));
-byId("command").textContent = data.command;
-byId("settings").textContent = data.settings;
-byId("environment").replaceChildren(table(["what", "which"], Object.entries(data.environment).map(([key, value]) => [key, String(value)]), "Environment"));
-const methods = [...new Set(data.runs.map((run) => run.method))];
-byId("method").replaceChildren(...methods.map((method) => make("option", { value: method }, method)));
-byId("method").addEventListener("change", (event) => choose(event.target.value, state.run.seed));
-byId("seed").addEventListener("change", (event) => choose(state.run.method, Number(event.target.value)));
-byId("slider").addEventListener("input", (event) => { pause(); go(Number(event.target.value)); });
-byId("play").addEventListener("click", play);
+// The page from its data; again, and keeping what the reader has chosen, when there are newer ones.
+function fill() {
+  byId("about").textContent = data.about;
+  byId("finding").textContent = data.finding;
+  byId("scores").textContent = data.scores;
+  byId("notes").replaceChildren(...data.notes.map((note) => make("li", {}, note)));
+  byId("main").hidden = !data.runs.length;
+  if (!data.runs.length) return;
+  byId("command").textContent = data.command;
+  byId("settings").textContent = data.settings;
+  byId("environment").replaceChildren(table(["what", "which"], Object.entries(data.environment).map(([key, value]) => [key, String(value)]), "Environment"));
+  byId("near").parentElement.hidden = !Object.values(data.near).some(Boolean);
+  offer("method", [...new Set(data.runs.map((run) => run.method))]);
+  methodsTable();
+  prepareCurves();
+  const { method, seed } = (state.chosen && data.runs.find((run) => run.method === state.run.method)) ? state.run : usual();
+  choose(method, seed);
+  drawCurves();
+  drawDomains();
+  fillCurves();
+  if (data.domains) fillDomains();
+}
+
+byId("method").addEventListener("change", (event) => { state.chosen = true; choose(event.target.value, state.run.seed); });
+byId("seed").addEventListener("change", (event) => { state.chosen = true; choose(state.run.method, Number(event.target.value)); });
+byId("slider").addEventListener("input", (event) => { state.chosen = true; pause(); go(Number(event.target.value)); });
+byId("play").addEventListener("click", () => { state.chosen = true; play(); });
 byId("axis").addEventListener("change", () => { drawCurves(); fillCurves(); });
 byId("near").addEventListener("change", drawCurves);
-byId("near").parentElement.hidden = !Object.values(data.near).some(Boolean);
 for (const id of ["weights", "truth"]) byId(id).addEventListener("pointermove", readPair);
-methodsTable();
-prepareCurves();
-choose((data.runs.find((run) => run.method === data.leading && run.graph) ?? data.runs.find((run) => run.graph))?.method ?? data.leading);
-drawCurves();
-drawDomains();
+fill();
 dark.addEventListener("change", redraw);
 let width = document.body.clientWidth;
 window.addEventListener("resize", () => {

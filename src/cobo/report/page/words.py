@@ -8,6 +8,22 @@ from cobo.report import table
 from cobo.report.page import graphs
 from cobo.report.summary import Results, Runs
 
+COLUMNS = {
+    "accuracy %": "mean over clients of the share of test samples that they get right, in the end",
+    "perplexity": "mean over clients, in the end; lower is better",
+    "loss": "mean over clients on test samples, in the end; lower is better",
+    "improved %": "share of clients that are better off than the same client alone (Local, same seed)",
+    "recovery %": "how much of what an oracle gains over training alone the method gains",
+    "gradients": "computed in all, of clients at their own and at others' models",
+    "comparisons": "losses computed to choose between models, one for each batch",
+    "MB sent": "what would go over a network, in all",
+    "to target": "rounds to the experiment's target, if every seed got there",
+    "W error": "mean distance of W from the true groups",
+    "groups": "adjusted Rand index of the groups found; 1 if they are the true ones",
+    "W right": "round from which on W had the true groups",
+    "s": "seconds, on the computer that ran it",
+}
+
 
 def finding(results: Results, runs: Runs) -> str:
     """One sentence."""
