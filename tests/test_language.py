@@ -264,6 +264,43 @@ def test_parts_of_windows_predict_no_token_twice():
     assert len(train) + len(held) == 22
 
 
+@pytest.mark.parametrize("ask", ["own", "pair", "loss"])
+def test_all_samples_of_a_text_are_every_window_once_whatever_the_round(ask):
+    words = torch.randint(100, (75,), generator=torch.Generator().manual_seed(0))
+    texts = {"a": words, "b": words.flip(0)}
+    people = [cobo.Client(name, Windows(text, 9)) for name, text in texts.items()]
+    whole = cobo.federation.Federation(people, Bigram, task=Task("next_token"), batch_size=None)
+    X = whole.start
+    if ask == "own":
+        assert torch.equal(whole.gradients(X, round=1).rows, whole.gradients(X, round=2).rows)
+        side_by_side = torch.stack([words[k * 9 : k * 9 + 10] for k in range(8)])
+        module = whole.build(X)["a"]
+        loss = nn.functional.cross_entropy(module(side_by_side[:, :-1]).flatten(0, 1), side_by_side[:, 1:].flatten())
+        (expected,) = torch.autograd.grad(loss, list(module.parameters()))
+        assert torch.allclose(whole.gradients(X).rows[0], expected.flatten(), atol=1e-7)
+    elif ask == "pair":
+        some = cobo.federation.Federation(people, Bigram, task=Task("next_token"), batch_size=3)
+        one, other = (some.products(X, np.array([[0, 1]]), round, batches=None).inner for round in (1, 2))
+        assert torch.equal(one, other)
+    else:
+        assert torch.equal(whole.losses(X[:1], round=1, whole=True), whole.losses(X[:1], round=2, whole=True))
+
+
+def test_a_pair_gradient_of_many_batches_has_the_activations_of_one(monkeypatch):
+    seen = []
+    forward = Bigram.forward
+    monkeypatch.setattr(Bigram, "forward", lambda self, t: (seen.append(len(t)), forward(self, t))[1])
+    people = [cobo.Client(name, Windows(torch.arange(90), 9)) for name in "ab"]
+    for executor in ("looped", "vectorised"):
+        federation = cobo.federation.Federation(
+            people, Bigram, task=Task("next_token"), batch_size=2, executor=executor
+        )
+        seen.clear()
+        federation.products(federation.start, np.array([[0, 1]]), 0, batches=5)
+        assert set(seen) == {2}
+        assert federation.activations(5) == federation.activations(1)
+
+
 def test_too_little_text_gets_one_clear_line(base):
     with pytest.raises(DataError, match=r"client 'a': there are \d+ tokens to train on, too few for a window of 16"):
         base.client("a", ["a\n"] * 8, context=CONTEXT)
@@ -477,6 +514,22 @@ def test_checkpointing_changes_memory_and_not_the_gradient(base):
         found.append((federation.gradients(federation.start, round=2).rows, federation.activations()))
     assert torch.allclose(found[0][0], found[1][0], atol=1e-6)
     assert found[1][1] < found[0][1]
+
+
+def test_in_bfloat16_the_base_is_half_as_large_and_adapters_are_float32(base, tiny_gpt, tmp_path):
+    from safetensors.torch import load_file
+
+    from cobo.language import LanguageModel
+
+    half = LanguageModel(tiny_gpt, dtype="bfloat16")
+    assert 2 * sum(frozen(half.base).values()) == sum(frozen(base.base).values())
+    exact = trained(base)
+    rough = trained(half, precision="bfloat16", out=tmp_path / "run")
+    kept = load_file(tmp_path / "run" / "adapters" / "north" / "adapter_model.safetensors")
+    assert {t.dtype for t in kept.values()} == {torch.float32}
+    assert rough.history[-1]["loss"] == pytest.approx(exact.history[-1]["loss"], rel=0.01)
+    assert rough.history[-1]["loss"] < rough.history[0]["loss"]
+    assert rough.history[-1]["loss"] != exact.history[-1]["loss"]
 
 
 def test_wrong_targets_get_one_clear_line(base):
