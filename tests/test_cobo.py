@@ -158,6 +158,7 @@ def test_zero_weights_equal_local(mixing):
         CoBo(gamma=0.3),
         CoBo.paper(gamma=0.3),
         CoBo(domain="simplex", gamma=0.3),
+        CoBo(domain="simplex", gamma=0.3, pairs="ordered"),
         CoBo(domain="simplex", self_weight=True, solver="frank-wolfe", gamma=0.3),
         CoBo(sampling="mixed", signal="cosine", solver="projected"),
     ],
@@ -199,6 +200,24 @@ def test_simplex_rows_stay_on_the_simplex_and_favour_the_ally():
     assert (state.weights.diagonal() == 0).all()
     assert state.weights[0, 1] > 0.99
     assert state.weights[1, 0] > 0.99
+
+
+@pytest.mark.parametrize("self_weight", [False, True])
+def test_on_the_simplex_one_answer_moves_the_rows_of_both(self_weight):
+    people = [blobs(name, seed=k) for k, name in enumerate("abcd")]
+    both = CoBo(domain="simplex", gamma=1.0, sampling="every", self_weight=self_weight)
+    federation, state = started(people, nn.Linear(2, 2), both, batch_size=5)
+    pairs = both.draw(federation, 0, 1)
+    assert {frozenset(pair) for pair in pairs.tolist()} == {
+        frozenset((i, j)) for i in range(4) for j in range(4) if i != j or self_weight
+    }
+    assert len(pairs) == 6 + 4 * self_weight  # each once
+    play(both, federation, state, 1)
+    S = state.tensors["signals"]
+    assert torch.equal(S, S.T)
+    assert torch.allclose(state.weights, both._domain.project(both._domain.start(4) + S), atol=1e-6)
+    assert not torch.allclose(state.weights, state.weights.T, atol=1e-3)  # but each row sums to one
+    assert torch.allclose(state.weights.sum(1), torch.ones(4), atol=1e-6)
 
 
 def test_frank_wolfe_on_the_simplex_finds_the_best_peer_when_pairs_are_sampled():
@@ -282,7 +301,6 @@ def test_oracle_without_groups_is_refused():
         ({"sampling": "sometimes"}, "'constant', 'time', 'mixed' or 'every'"),
         ({"domain": "ball"}, "'box' or 'simplex'"),
         ({"rh0": 1.0}, "no setting 'rh0'"),
-        ({"domain": "simplex", "pairs": "symmetric"}, "pairs = 'ordered'"),
         ({"self_weight": True}, "domain = 'simplex'"),
     ],
 )

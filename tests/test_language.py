@@ -1,6 +1,7 @@
 """Language models: texts, tokens, windows, adapters on one base; all offline, with a tiny GPT-2 made here."""
 
 import copy
+import gc
 import io
 import json
 import random
@@ -264,6 +265,43 @@ def test_parts_of_windows_predict_no_token_twice():
     assert len(train) + len(held) == 22
 
 
+@pytest.mark.parametrize("ask", ["own", "pair", "loss"])
+def test_all_samples_of_a_text_are_every_window_once_whatever_the_round(ask):
+    words = torch.randint(100, (75,), generator=torch.Generator().manual_seed(0))
+    texts = {"a": words, "b": words.flip(0)}
+    people = [cobo.Client(name, Windows(text, 9)) for name, text in texts.items()]
+    whole = cobo.federation.Federation(people, Bigram, task=Task("next_token"), batch_size=None)
+    X = whole.start
+    if ask == "own":
+        assert torch.equal(whole.gradients(X, round=1).rows, whole.gradients(X, round=2).rows)
+        side_by_side = torch.stack([words[k * 9 : k * 9 + 10] for k in range(8)])
+        module = whole.build(X)["a"]
+        loss = nn.functional.cross_entropy(module(side_by_side[:, :-1]).flatten(0, 1), side_by_side[:, 1:].flatten())
+        (expected,) = torch.autograd.grad(loss, list(module.parameters()))
+        assert torch.allclose(whole.gradients(X).rows[0], expected.flatten(), atol=1e-7)
+    elif ask == "pair":
+        some = cobo.federation.Federation(people, Bigram, task=Task("next_token"), batch_size=3)
+        one, other = (some.products(X, np.array([[0, 1]]), round, batches=None).inner for round in (1, 2))
+        assert torch.equal(one, other)
+    else:
+        assert torch.equal(whole.losses(X[:1], round=1, whole=True), whole.losses(X[:1], round=2, whole=True))
+
+
+def test_a_pair_gradient_of_many_batches_has_the_activations_of_one(monkeypatch):
+    seen = []
+    forward = Bigram.forward
+    monkeypatch.setattr(Bigram, "forward", lambda self, t: (seen.append(len(t)), forward(self, t))[1])
+    people = [cobo.Client(name, Windows(torch.arange(90), 9)) for name in "ab"]
+    for executor in ("looped", "vectorised"):
+        federation = cobo.federation.Federation(
+            people, Bigram, task=Task("next_token"), batch_size=2, executor=executor
+        )
+        seen.clear()
+        federation.products(federation.start, np.array([[0, 1]]), 0, batches=5)
+        assert set(seen) == {2}
+        assert federation.activations(5) == federation.activations(1)
+
+
 def test_too_little_text_gets_one_clear_line(base):
     with pytest.raises(DataError, match=r"client 'a': there are \d+ tokens to train on, too few for a window of 16"):
         base.client("a", ["a\n"] * 8, context=CONTEXT)
@@ -319,6 +357,21 @@ def test_the_base_exists_once_however_many_models_there_are(base):
         assert {p.data_ptr() for p in module.parameters() if not p.requires_grad} == set(places)
     own = [sum(p.numel() for p in module.parameters() if p.requires_grad) for module in result.models.values()]
     assert set(own) == {sum(t.numel() for t in result.states["north"].values())}
+
+
+def test_models_are_made_for_everyone_when_what_only_training_needs_is_gone(base, monkeypatch):
+    left = []
+    build = cobo.federation.Federation.build
+
+    def spy(self, models):
+        gc.collect()
+        rows = [t for t in gc.get_objects() if type(t) in (torch.Tensor, nn.Parameter) and t.shape == models.shape]
+        left.extend({t.data_ptr() for t in rows})
+        return build(self, models)
+
+    monkeypatch.setattr(cobo.federation.Federation, "build", spy)
+    trained(base)
+    assert len(left) == 1  # X, and not its gradient nor AdamW's two moments
 
 
 def test_rows_are_the_adapters_of_attention_and_mlp_only(base):
@@ -477,6 +530,22 @@ def test_checkpointing_changes_memory_and_not_the_gradient(base):
         found.append((federation.gradients(federation.start, round=2).rows, federation.activations()))
     assert torch.allclose(found[0][0], found[1][0], atol=1e-6)
     assert found[1][1] < found[0][1]
+
+
+def test_in_bfloat16_the_base_is_half_as_large_and_adapters_are_float32(base, tiny_gpt, tmp_path):
+    from safetensors.torch import load_file
+
+    from cobo.language import LanguageModel
+
+    half = LanguageModel(tiny_gpt, dtype="bfloat16")
+    assert 2 * sum(frozen(half.base).values()) == sum(frozen(base.base).values())
+    exact = trained(base)
+    rough = trained(half, precision="bfloat16", out=tmp_path / "run")
+    kept = load_file(tmp_path / "run" / "adapters" / "north" / "adapter_model.safetensors")
+    assert {t.dtype for t in kept.values()} == {torch.float32}
+    assert rough.history[-1]["loss"] == pytest.approx(exact.history[-1]["loss"], rel=0.01)
+    assert rough.history[-1]["loss"] < rough.history[0]["loss"]
+    assert rough.history[-1]["loss"] != exact.history[-1]["loss"]
 
 
 def test_wrong_targets_get_one_clear_line(base):
@@ -702,7 +771,7 @@ def test_methods_of_groups_refuse_with_the_reason(method, tiny_gpt):
 
 def test_clients_never_train_on_what_judges_them(tiny_gpt, texts):
     experiment = small(tiny_gpt, "tokens=1000")
-    plain, validated = experiment.build(0), experiment.build(0, validation=0.2)
+    plain, validated = experiment.build(0), experiment.build(0, validation=0.2)  # of which as much as tests is taken
     assert [c.name for c in plain.clients] == ["catalan", "spanish", "german", "dutch"]
     assert plain.loss == "next_token"
     for client, tuned in zip(plain.clients, validated.clients, strict=True):
@@ -716,7 +785,7 @@ def test_clients_never_train_on_what_judges_them(tiny_gpt, texts):
         assert torch.equal(client.train.tokens, ids[0][:1000])
         assert torch.equal(client.test.tokens, ids[1])
         ids = [tokens.tokenised(part, pretrained(str(tiny_gpt), "float32").tokenizer, "")
-               for part in text.divided(lines[:72], 0.2)]  # fmt: skip
+               for part in text.divided(lines[:72], 0.1)]  # fmt: skip
         assert torch.equal(tuned.train.tokens, ids[0][:1000])
         assert torch.equal(tuned.test.tokens, ids[1])
 

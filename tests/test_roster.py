@@ -216,8 +216,9 @@ def test_one_probing_round_tells_friend_from_foe(pairs):
     assert (np.delete(one.weights[:, 3], 3) == 1).all()
 
 
-def test_a_newcomer_takes_nothing_from_the_simplex_of_others():
-    method = cobo.CoBo(domain="simplex", gamma=0.5, sampling="time", time_rate=1e-9)
+@pytest.mark.parametrize("pairs", ["symmetric", "ordered"])
+def test_a_newcomer_takes_nothing_from_the_simplex_of_others(pairs):
+    method = cobo.CoBo(domain="simplex", gamma=0.5, sampling="time", time_rate=1e-9, pairs=pairs)
     result = small(None, (10, "join", "c3"), method=method, evaluate_every=1)
     before, after = (dict(result.snapshots)[r] for r in (10, 11))
     assert np.allclose(after[:3, :3], before[:3, :3])
@@ -544,8 +545,9 @@ def test_rows_on_a_simplex_sum_to_one_through_all_changes(solver, self_weight):
         assert np.allclose(W[np.ix_(here, here)].sum(1), 1, atol=1e-5), round
 
 
-def test_a_probe_on_a_simplex_looks_for_others():
-    method = cobo.CoBo(domain="simplex", self_weight=True, sampling="time", time_rate=1e-9)
+@pytest.mark.parametrize("pairs", ["symmetric", "ordered"])
+def test_a_probe_on_a_simplex_looks_for_others(pairs):
+    method = cobo.CoBo(domain="simplex", self_weight=True, sampling="time", time_rate=1e-9, pairs=pairs)
     clients = [blobs(f"c{k}", seed=k) for k in range(4)]
     result = small(clients, (20, "join", "c3"), method=method, rounds=21, evaluate_every=21)
     assert result.weights[3, 3] < 1

@@ -64,10 +64,13 @@ def expected(strategy: str, T: int, n: int, c: Constants, *, symmetric: bool) ->
 
 
 def possible_pairs(keys: draws.Keys, *, symmetric: bool, with_self: bool = False) -> NDArray[np.int64]:
-    """[2, p]: all pairs of n clients. Who comes first in a symmetric one is not a matter of place."""
+    """[2, p]: all pairs of n clients. Who comes first in a symmetric one is not a matter of place.
+
+    A client with itself is asked as often as any other entry of its row of W is moved.
+    """
     n = len(keys)
     if symmetric:
-        i, j = np.triu_indices(n, 1)
+        i, j = np.triu_indices(n, 0 if with_self else 1)
         return np.where(keys[i] < keys[j], (i, j), (j, i))
     return np.stack(np.nonzero(np.ones((n, n)) if with_self else ~np.eye(n, dtype=bool)))
 

@@ -20,6 +20,7 @@ class Language(Experiment):
     """A text for each client, and a pretrained language model that all of them adapt.
 
     Four languages of a `corpus`; or other `texts`, files or data sets by client. `tokens` is how many each trains on.
+    A search judges by no more text than a test does: reading is what costs here.
     """
 
     what: ClassVar[str] = "paper, section 4.3: 4 clients with 4 languages, adapters on GPT-2 (needs cobo[llm])"
@@ -49,8 +50,13 @@ class Language(Experiment):
         sources: Mapping[str, str | list[str]] = self.texts or {
             name: CORPORA[self.corpus](code) for name, code in LANGUAGES.items()
         }
-        sizes: dict[str, Any] = {"context": self.context, "test": self.test_share, "limit": self.tokens}
-        clients = [base.client(name, text, validation=validation, **sizes) for name, text in sources.items()]
+        sizes: dict[str, Any] = {
+            "context": self.context,
+            "test": self.test_share,
+            "validation": min(validation, self.test_share),
+            "limit": self.tokens,
+        }
+        clients = [base.client(name, text, **sizes) for name, text in sources.items()]
         adapters = base.adapters(
             rank=self.rank,
             alpha=self.alpha,

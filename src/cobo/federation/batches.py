@@ -10,7 +10,7 @@ from cobo import draws
 from cobo.compute.batch import Fields, Layout
 from cobo.federation.augment import Augmentation
 from cobo.federation.client import Client
-from cobo.federation.samples import Pool
+from cobo.federation.samples import Pool, in_order
 
 Indices = NDArray[np.int64]
 
@@ -21,7 +21,12 @@ class Batches:
     """The training samples of everyone; clients are given by their position among everyone."""
 
     def __init__(self, clients: Sequence[Client], place: dict[str, Any], augment: Augmentation | None) -> None:
-        self._pool = Pool([client.train for client in clients], **place)
+        samples = [client.train for client in clients]
+        self._pool = Pool(samples, **place)
+        # Windows that begin anywhere are for batches; all samples of a text are those that lie side by side.
+        fixed = [in_order(some) for some in samples]
+        alike = all(a is b for a, b in zip(samples, fixed, strict=True))
+        self._whole = self._pool if alike else Pool(fixed, **place)
         self._augment = augment
 
     @property
@@ -37,14 +42,14 @@ class Batches:
         """`size` samples drawn with replacement, as the paper's xi ~ D_i; or all samples, in order, when it is None."""
         sizes = self.sizes[clients]
         if size is None:
-            positions = np.tile(np.arange(sizes[0]), (len(clients), 1))
-        else:
-            positions = draws.integers(keys, sizes, size)
-        return self.take(clients, keys, positions)
+            return self.take(clients, keys, np.tile(np.arange(sizes[0]), (len(clients), 1)))
+        return self._augmented(self._pool.take(clients, draws.integers(keys, sizes, size), keys), keys)
 
     def take(self, clients: Indices, keys: draws.Keys, positions: Indices) -> Fields:
-        """These samples, augmented."""
-        fields = self._pool.take(clients, positions, keys)
+        """These of all samples, augmented."""
+        return self._augmented(self._whole.take(clients, positions, keys), keys)
+
+    def _augmented(self, fields: Fields, keys: draws.Keys) -> Fields:
         return fields if self._augment is None else self._augment(fields, keys)
 
     def parts(self, clients: Indices, keys: draws.Keys, size: int | None) -> Iterator[tuple[Fields, float]]:
@@ -53,7 +58,7 @@ class Batches:
             yield self.draw(clients, keys, size), 1.0
             return
         for positions, share in self.whole(clients):
-            yield self._pool.take(clients, positions, keys), share
+            yield self._whole.take(clients, positions, keys), share
 
     def whole(self, clients: Indices) -> Iterator[tuple[Indices, float]]:
         """Where the clients' (equally many) samples are, a thousand at a time, with the share of each part."""

@@ -77,7 +77,9 @@ class Federation:
         if self.chosen.executor.name == "looped":  # activations exist for one model at a time, but rows for all
             row = self.blueprint.size * self.blueprint.start.element_size()
             self.models_at_once = max(1, min(models_at_once, ROWS_AT_ONCE // row))
-        if accumulate > 1 and batch_size is not None:
+        # Pair gradients of many batches are taken in passes too where outputs are large, as those of tokens are.
+        self._in_passes = accumulate > 1 or self.blueprint.task.predicts_tokens
+        if self._in_passes and batch_size is not None:
             self.chosen = self.chosen._replace(
                 executor=Accumulated(self.chosen.executor, batch_size, self.blueprint.task.weights)
             )
@@ -213,7 +215,7 @@ class Federation:
 
     def _in_a_pass(self, batches: int | None) -> int:
         """How many batches of samples are in one pass of a pair gradient."""
-        if self.batch_size is None or self.accumulate > 1:
+        if self.batch_size is None or self._in_passes:
             return 1
         return batches or -(-min(int(self._train.sizes[self._here].max()), SAMPLES_AT_ONCE) // self.batch_size)
 

@@ -16,7 +16,7 @@ from cobo.federation.client import Client
 from cobo.federation.samples import Pool, Samples, TensorSamples
 
 # A forward pass: test samples; images, as convolutions are slower with more; tokens, which have large outputs.
-SAMPLES_AT_ONCE, IMAGES_AT_ONCE, TOKENS_AT_ONCE = 1024, 256, 2048
+SAMPLES_AT_ONCE, IMAGES_AT_ONCE, TOKENS_AT_ONCE = 1024, 256, 512
 LARGEST = 700.0  # loss whose exponential, summed over clients, is a number
 
 

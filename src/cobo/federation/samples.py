@@ -128,6 +128,12 @@ def held(samples: Samples) -> Fields:
     return samples.fields if isinstance(samples, TensorSamples) else ()
 
 
+def in_order(samples: Samples) -> Samples:
+    """The same samples, or the windows of a text that lie side by side for those that begin anywhere."""
+    anywhere = isinstance(samples, Windows) and samples.starts is None
+    return samples.part(torch.arange(len(samples))) if anywhere else samples
+
+
 def sound(samples: Samples | None) -> bool:
     """Whether all numbers at hand are finite."""
     fields = () if samples is None else held(samples)

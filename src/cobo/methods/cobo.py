@@ -89,17 +89,8 @@ class CoBo(Method):
             raise ValueError("a number of batches, 1 or more, or 'all'")
         return ask
 
-    @model_validator(mode="before")
-    @classmethod
-    def _simplex_rows_are_ordered(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("domain") == "simplex":
-            values = {"pairs": "ordered", **values}
-        return values
-
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        if self.domain == "simplex" and self.pairs == "symmetric":
-            raise ValueError("domain = 'simplex' constrains rows, which are not symmetric; set pairs = 'ordered'")
         if self.self_weight and self.domain == "box":
             raise ValueError("self_weight = True has a meaning only with domain = 'simplex'")
         return self
@@ -159,15 +150,16 @@ class CoBo(Method):
 
         Who gives no answer is not connected.
         """
-        rows = np.broadcast_to(new[:, None], (len(new), len(new)))
-        asked = (rows | rows.T if self.domain == "box" else rows) & ~np.eye(len(new), dtype=bool)
+        rows = np.broadcast_to(new[:, None], (len(new), len(new))) & ~np.eye(len(new), dtype=bool)
+        moved = torch.from_numpy(rows | rows.T if self.domain == "box" else rows)
+        asked = rows | rows.T if self.domain == "box" or self.pairs == "symmetric" else rows
         pairs = self._drawn(federation, state.round, asked.astype(float))
         products = federation.products(state.X, pairs, state.round, batches=self.batches)
         state.sent += 4 * len(pairs)
         S, heard = self._hear(state, products, torch.zeros(len(new), dtype=torch.bool))
-        silent = torch.from_numpy(asked) & (heard == 0)
+        silent = moved & (heard == 0)
         Y = state.tensors["evidence"].masked_fill(silent, 0)
-        state.tensors["evidence"] = self._domain.vertex(S.masked_fill(silent, -torch.inf), Y, heard > 0)
+        state.tensors["evidence"] = self._domain.vertex(S.masked_fill(silent, -torch.inf), Y, moved & (heard > 0))
 
     def round(self, state: State, federation: Federation) -> list[str]:
         pairs = self.draw(federation, state.round, state.rounds)

@@ -126,6 +126,8 @@ def _claim(folder: Path, resume: bool) -> None:
 
 def _result(run: Run) -> Result:
     federation, names = run.federation, run.federation.everyone
+    run.state.optimizer.state.clear()  # only training needs it, and it is larger than the models that are made next
+    run.state.gradient = run.state.X[:0]
     here = federation.build(run.personal)
     models = {name: here[name] if name in here else run.members.model(name) for name in names}
     whole = {name: module.state_dict() for name, module in models.items()}
