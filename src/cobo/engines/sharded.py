@@ -31,7 +31,7 @@ def balanced(costs: Sequence[float], ranks: int) -> Indices:
     """The process of each client: blocks in order, of nearly equal cost, none empty.
 
     >>> balanced([1, 1, 1, 1, 1, 1, 1, 1], 3).tolist(), balanced([9, 1, 1, 1, 3, 3], 3).tolist()
-    ([0, 0, 0, 1, 1, 1, 2, 2], [0, 1, 1, 1, 1, 2])
+    ([0, 0, 0, 1, 1, 2, 2, 2], [0, 1, 1, 1, 2, 2])
     """
     ends = np.concatenate([[0.0], np.cumsum(costs)])
     homes, first = np.empty(len(costs), dtype=np.int64), 0
