@@ -107,8 +107,8 @@ def test_every_method_gives_the_same_run_on_any_number_of_processes(processes, a
 
 @pytest.mark.slow
 def test_a_run_whose_process_is_killed_is_started_again_and_goes_on_from_its_checkpoint(tmp_path):
-    ranked.run("cobo", tmp_path / "alone", rounds=600)
-    process = torchrun(2, RANKED, tmp_path, 600, "cobo", restarts=1)
+    ranked.run("cobo", tmp_path / "alone", rounds=300)
+    process = torchrun(2, RANKED, tmp_path, 300, "cobo", restarts=1)
     wait_for(lambda: evaluations(tmp_path / "cobo") > 2, process)
     os.kill(workers(process)[1], signal.SIGKILL)
     finished(process)
@@ -116,12 +116,12 @@ def test_a_run_whose_process_is_killed_is_started_again_and_goes_on_from_its_che
     events = [json.loads(line) for line in (tmp_path / "cobo" / "events.jsonl").read_text().splitlines()]
     first, again = (event["round"] for event in events if event["event"] == "started")
     assert first == 0
-    assert 0 < again < 600
+    assert 0 < again < 300
 
 
 @pytest.mark.slow
 def test_ctrl_c_leaves_a_checkpoint_from_which_another_number_of_processes_goes_on(tmp_path):
-    out, rounds = tmp_path / "shared", 600
+    out, rounds = tmp_path / "shared", 300
     command = ["-m", "cobo", "run", "quadratic", "--rounds", rounds, "--out", out]
     process = torchrun(2, *command)
     wait_for(lambda: evaluations(out / "cobo" / "seed-0") > 2, process)

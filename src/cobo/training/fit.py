@@ -60,13 +60,13 @@ def fit(
     method = CoBo() if method is None else method
     if not isinstance(method, Method):
         raise ConfigError(f"method = {method!r} should be a method of cobo, such as cobo.CoBo()")
+    ranks = join()  # before anything is put on a GPU
     settings = Training(**training)
     if out is not None and not isinstance(out, (str, Path)):
         raise ConfigError(f"out = {out!r} is not allowed; it should be the path of a folder")
     folder = None if out is None else Path(out)
     if folder is None and resume:
         raise ConfigError("resume = True needs a folder to resume from; set out=")
-    ranks = join()
     resume = resume or (ranks.restarted and folder is not None)
     federation = federate(clients, model, Task(loss, objective), settings)
     check(federation, method, settings)
