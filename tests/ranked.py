@@ -14,12 +14,13 @@ from cobo.methods import IFCA, CoBo, Ditto, FedAvg, FederatedClustering, FineTun
 from cobo.models import mlp
 
 
-def party(k: int) -> cobo.Client:
-    """Two kinds of labels, different amounts of data."""
+def party(k: int, broken: bool) -> cobo.Client:
+    """Two kinds of labels, different amounts of data; with `broken`, one has only numbers that are none."""
     generator = torch.Generator().manual_seed(k)
     y = torch.randint(0, 2, (20 + 7 * k,), generator=generator)
     x = torch.randn(len(y), 2, generator=generator) + 3 * (y[:, None] - 0.5)
     y = y if k < 4 else 1 - y
+    x = torch.full_like(x, torch.nan) if broken and k == 2 else x
     return cobo.Client("abcdefg"[k], train=(x, y), test=(x, y), group=int(k < 4))
 
 
@@ -54,13 +55,18 @@ CASES = {
     "cobo, simplex": {"method": CoBo(gamma=0.3, domain="simplex", self_weight=True, ask=2)},
     "cobo, all samples": {"method": CoBo(gamma=0.3, ask="all", turns="even"), "batch_size": None},
     "cobo, shared buffers": {"method": CoBo(gamma=0.3), "buffers": "shared", "model": normed},
+    "cobo, one set aside": {"method": CoBo(gamma=0.3), "broken": True},
+    "oracle, one set aside": {"method": Oracle(), "broken": True},
     "cobo, dropout": {"method": CoBo(gamma=0.3), "model": dropping, "schedule": "cosine"},
 }
 
 
 def run(name: str, out: Path, **changes) -> cobo.Result:
     settings = {"model": net, "lr": 0.1, "momentum": 0.9, "batch_size": 6, "evaluate_every": 20}
-    return cobo.fit([party(k) for k in range(7)], out=out / name, **{**settings, "seed": 3} | CASES[name] | changes)
+    settings |= {"seed": 3, **CASES[name], **changes}
+    broken = settings.pop("broken", False)
+    parties = [party(k, broken) for k in range(7)]
+    return cobo.fit(parties, out=out / name, **settings)
 
 
 if __name__ == "__main__":

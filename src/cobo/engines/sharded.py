@@ -126,18 +126,16 @@ class Sharded(Federation):
         kinds = ranks.first(lambda: {n: [str(t.dtype).removeprefix("torch."), *t.shape] for n, t in tensors.items()})
         parts = {}
         for name, (dtype, *shape) in kinds.items():
-            tensor = tensors[name] if ranks.leads else torch.empty(0, *shape[1:], dtype=getattr(torch, dtype))
-            flat = tensor.reshape(-1) if not shape else tensor
-            total = shape[0] if shape else 1
+            rows, *rest = shape or [1]
+            tensor = torch.empty(0, *rest, dtype=getattr(torch, dtype))
+            if ranks.leads:
+                tensor = tensors[name].reshape(rows, *rest)
             shared = common(name)
-            kept = total if shared is None else min(shared, total)  # rows that all get
-            got = []
-            if kept < total:
-                got.append(self._from_first(flat[: total - kept], counts))
-            if kept or not got:
-                last = flat[total - kept :] if ranks.leads else flat
-                got.append(self._from_first(last.repeat(ranks.size, *[1] * (last.ndim - 1)), [kept] * ranks.size))
-            parts[name] = torch.cat(got).reshape(shape) if not shape else torch.cat(got)
+            kept = rows if shared is None else min(shared, rows)  # that all get
+            own = self._from_first(tensor[: rows - kept], counts if kept < rows else [0] * ranks.size)
+            last = tensor[rows - kept :].repeat(ranks.size, *[1] * len(rest))
+            joined = torch.cat([own, self._from_first(last, [kept] * ranks.size)])
+            parts[name] = joined if shape else joined[0]
         return parts
 
     def _from_first(self, rows: Tensor, counts: Sequence[int]) -> Tensor:

@@ -259,6 +259,8 @@ class Run:
             raise CheckpointError(
                 f"{self.folder} does not wait for slow clients, so its clients, and their order, cannot change midway"
             )
+        if self.federation.spread and facts["present"] != self.federation.names:
+            raise CheckpointError(f"{self.folder} has other clients, which cannot change under torchrun; leave it out")
         state.round, state.sent, state.aside = facts["round"], facts["sent"], set(facts["aside"])
         tensors = self.federation.share_out(found[0].tensors if found else {}, self._common)
         parts = dict(tensors)

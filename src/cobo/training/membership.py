@@ -147,8 +147,6 @@ class Membership:
         since = dict(zip(was, facts["since"], strict=True))
         if was == wanted or state.round == self._training.rounds:
             federation.attend(was, since)
-        elif federation.spread:
-            raise CheckpointError("other clients than before cannot be had under torchrun; go on without torchrun")
         else:
             self._change(state, since, wanted, buffers_of)
 
