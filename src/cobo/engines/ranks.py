@@ -147,9 +147,10 @@ def _together() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
+        reason = str(error).splitlines()[0][:120]
         raise RankLost(
             "another process of this run has ended; torchrun --max-restarts goes on from the last checkpoint by "
-            "itself, --resume by hand"
+            f"itself, --resume by hand ({reason})"
         ) from error
 
 

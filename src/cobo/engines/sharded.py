@@ -58,10 +58,9 @@ class Sharded(Federation):
         self._ranks = ranks
         super().__init__(clients, model, held=np.flatnonzero(self._homes == ranks.rank), **options)
 
-    @property
-    def homes(self) -> Indices:
-        """[n]: the process of each client present."""
-        return self._homes[self._here]
+    def attend(self, names: Sequence[str], since: Mapping[str, int] | None = None) -> None:
+        super().attend(names, since)
+        self.homes = self._homes[self._here]  # [n], the process of each client present
 
     @property
     def _counts(self) -> list[int]:
@@ -217,6 +216,8 @@ class Sharded(Federation):
 
     def _to_asker(self, g_j: Tensor, homes_i: Indices, homes_j: Indices) -> Tensor:
         """The gradients of j's that are here go to where their i's are; those for the i's here, in order."""
+        if (homes_i == homes_j).all():
+            return g_j
         rank, size = self._ranks.rank, self._ranks.size
         to, come = homes_i[homes_j == rank], homes_j[homes_i == rank]
         order = np.argsort(to, kind="stable")
