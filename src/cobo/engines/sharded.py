@@ -82,6 +82,9 @@ class Sharded(Federation):
         all_of_them[np.flatnonzero(self.homes[who] == self._ranks.rank)] = numbers
         return self._ranks.sum(all_of_them).to(values.dtype)
 
+    def part(self, values: Tensor) -> Tensor:
+        return values[self.mine]
+
     def combine(self, M: Tensor, rows: Tensor, who: Indices) -> Tensor:
         return self._ranks.sum(M[:, np.flatnonzero(self.homes[who] == self._ranks.rank)] @ rows)
 

@@ -33,6 +33,10 @@ class Place:
         """Values [m, ...] of all these clients (or everyone), given those of the ones that are here."""
         return values
 
+    def part(self, values: Tensor) -> Tensor:
+        """Of values [n, ...] of everyone, those of the clients that are here."""
+        return values
+
     def combine(self, M: Tensor, rows: Tensor, who: Indices) -> Tensor:
         """M [c, m] times the rows of m clients, given those of the ones that are here; [c, d], known everywhere."""
         return M @ rows

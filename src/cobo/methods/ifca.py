@@ -81,8 +81,8 @@ class IFCA(Method):
 
     def personal(self, state: State, federation: Federation) -> Tensor:
         best = self._best(state)
-        mine = state.tensors["choice"][best][federation.mine]
-        return state.X[self._centres(state) * best + mine.to(state.X.device)]
+        choice = federation.part(state.tensors["choice"][best])
+        return state.X[self._centres(state) * best + choice.to(state.X.device)]
 
     def common(self, state: State) -> int:
         return len(state.X)

@@ -53,6 +53,6 @@ class Oracle(Method):
         M = state.tensors["weights"].to(samples) * samples * finite
         total = M.sum(1)
         federation.mix([(torch.arange(len(M)), M / total[:, None].clamp(min=1))], answer.rows)
-        with state.untouched((total[federation.mine] == 0).to(answer.rows.device)):
+        with state.untouched((federation.part(total) == 0).to(answer.rows.device)):
             state.descend(answer.rows)
         return aside
