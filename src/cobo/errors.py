@@ -21,5 +21,9 @@ class RunError(CoboError):
     """A run failed while training; what was written so far stays."""
 
 
+class RankLost(CoboError):
+    """Another process of this run has ended, or cannot be reached."""
+
+
 class Interrupted(KeyboardInterrupt):
     """The user pressed Ctrl-C; a checkpoint was written if the run has a folder."""

@@ -1,22 +1,31 @@
 """The `cobo` command: reads arguments, calls the library, turns errors into one line and an exit code."""
 
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 
 import click
 
 from cobo.cli import runs, views
 from cobo.cli.terminal import Stopped, app
 from cobo.compute.allocator import keep_freed_memory
+from cobo.engines import join
 from cobo.errors import CheckpointError, CoboError, ConfigError, DataError
 
 __all__ = ["main", "runs", "views"]
+
+SHARED = ("run", "compare", "demo")  # commands whose runs torchrun's processes share
 
 
 def main() -> None:
     """Run the command line: 0 success, 1 a run failed, 2 bad usage or configuration, 130 stopped by the user."""
     keep_freed_memory()
     try:
-        sys.exit(app(standalone_mode=False))
+        with _only_the_first_speaks():
+            code = app(standalone_mode=False)
+        join().leave()
+        sys.exit(code)
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         sys.exit(2)
@@ -34,6 +43,24 @@ def main() -> None:
         _fail("stopped by the user", 130)
 
 
+@contextmanager
+def _only_the_first_speaks() -> Iterator[None]:
+    """Of the processes that torchrun started, until something goes wrong."""
+    if join().size > 1:
+        command = next((word for word in sys.argv[1:] if not word.startswith("-")), "run")
+        if command not in SHARED:
+            raise ConfigError(
+                f"{command} cannot be run by several processes, only {', '.join(SHARED)}; leave torchrun out"
+            )
+    if join().leads:
+        yield
+        return
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        yield
+
+
 def _fail(message: str, code: int) -> None:
-    sys.stderr.write(f"cobo: {message}\n")
+    if join().speaks():
+        sys.stderr.write(f"cobo: {message}\n")
+        sys.stderr.flush()
     sys.exit(code)

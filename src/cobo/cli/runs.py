@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from cobo.cli.terminal import Stopped, app, resumable, say, say_first, show_runs, show_variation, summarised
+from cobo.engines import join
 from cobo.errors import CheckpointError, ConfigError, RunError
 from cobo.experiments import EXPERIMENTS, Experiment, load_experiment
 from cobo.experiments import tune as search
@@ -78,8 +79,10 @@ def run(
     """Run one method of an experiment with one seed."""
     chosen = load_experiment(experiment, EXPERIMENTS, _changes(set_, rounds), tuned)
     folder = out or _folder(experiment)
-    listeners: list[Listener] = [] if tensorboard is None else [TensorBoard(tensorboard)]
-    if wandb is not None:
+    listeners: list[Listener] = []
+    if tensorboard is not None and join().leads:
+        listeners.append(TensorBoard(tensorboard))
+    if wandb is not None and join().leads:
         listeners.append(WandB(wandb, name=f"{method} seed {seed}", group=chosen.experiment, dir=folder))
     with resumable(folder):
         run_one(chosen, method, seed, folder, resume=resume, listeners=listeners, say=say_first)

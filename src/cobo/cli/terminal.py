@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from cobo.engines import join
 from cobo.errors import CoboError, RunError
 from cobo.experiments import Experiment
 from cobo.report import comparison, page, summary
@@ -37,6 +38,8 @@ def summarised_runs(runs: summary.Runs, folder: Path, experiment: Experiment | N
 
 
 def show_runs(folder: Path, experiment: Experiment | None, *, draw: bool = True) -> None:
+    if not join().leads:
+        return
     results = summarised(folder, experiment)
     tables.write(folder, results)
     put(tables.terminal(results))

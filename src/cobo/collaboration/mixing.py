@@ -1,6 +1,7 @@
 """How W pulls models: the penalty's matrix, and its explicit or implicit step on all rows at once."""
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -9,8 +10,11 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
+from cobo.compute.rows import Part, mix_parts
+
 Pull = Literal["sum", "mean"]
 Step = Literal["explicit", "implicit"]
+Mix = Callable[[Sequence[Part], Tensor], None]
 
 
 def laplacian(W: Tensor, pull: Pull) -> Tensor:
@@ -45,21 +49,14 @@ def largest_stable(pull: Pull, n: int, lr: float, *, row_sum: float) -> float:
     return 2 / (lr * largest) if lr > 0 else math.inf
 
 
-def pull_together(X: Tensor, W: Tensor, strength: float, *, pull: Pull, step: Step) -> None:
-    """X <- M X in place, with M the explicit or implicit step of strength eta rho.
+def pull_together(X: Tensor, W: Tensor, strength: float, *, pull: Pull, step: Step, mix: Mix = mix_parts) -> None:
+    """X <- M X in place, with M the explicit or implicit step of strength eta rho; `mix` knows where the rows live.
 
     Clients that W does not connect, directly or through others, never mix, so each connected part is done by
     itself: once W has settled into groups, the cost falls from n^2 d to the sum of the groups' sizes squared.
     """
-    for members in _connected_parts(W):
-        L = laplacian(W[members][:, members], pull)
-        M = explicit(L, strength) if step == "explicit" else implicit(L, strength)
-        if len(members) == len(X):
-            mix(M.to(X), X)
-        else:
-            rows = X.index_select(0, members.to(X.device))
-            mix(M.to(X), rows)
-            X.index_copy_(0, members.to(X.device), rows)
+    take = explicit if step == "explicit" else implicit
+    mix([(members, take(laplacian(W[members][:, members], pull), strength)) for members in _connected_parts(W)], X)
 
 
 def pulled_toward(X: Tensor, V: Tensor, W: Tensor, strength: float, *, pull: Pull) -> Tensor:
@@ -79,17 +76,3 @@ def _connected_parts(W: Tensor) -> list[Tensor]:
     count, part = connected_components(connected, directed=False)
     parts = [torch.from_numpy(np.flatnonzero(part == k)) for k in range(count)]
     return [members for members in parts if len(members) > 1]
-
-
-def mix(M: Tensor, X: Tensor, columns: int = 1024, blocks: int = 8) -> None:
-    """X <- M X in place, some blocks of columns at a time, so that no second copy of X is needed.
-
-    One wide GEMM with few rows hardly uses a second core; a batch of narrow ones does (benchmarks/round.py).
-    """
-    whole = X.shape[1] // columns
-    tiles = X[:, : whole * columns].view(len(X), whole, columns).transpose(0, 1)
-    for start in range(0, whole, blocks):
-        tile = tiles[start : start + blocks]
-        tile.copy_(torch.bmm(M.expand(len(tile), *M.shape), tile))
-    rest = X[:, whole * columns :]
-    rest.copy_(M @ rest)

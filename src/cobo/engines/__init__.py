@@ -1,10 +1,12 @@
-"""Where and when a run happens: in this process, at once or in simulated time."""
+"""Where and when a run happens: in this process or in those of torchrun, at once or in simulated time."""
 
 from collections.abc import Callable
 
 from cobo.engines.clocks import Clocks, Times
 from cobo.engines.engine import Engine, InProcess
 from cobo.engines.nonblocking import NonBlocking
+from cobo.engines.ranks import join
+from cobo.engines.sharded import Sharded
 from cobo.engines.waiting import Waiting
 from cobo.errors import ConfigError
 from cobo.federation import Federation, Roster
@@ -17,6 +19,9 @@ def check(
     clocks: Clocks | None, federation: Federation, method: Method, optimizer: str, roster: Roster, rates: Rates
 ) -> None:
     """Refuse, with a `ConfigError`, clocks that do not suit the clients, or CoBo's way to be run without waiting."""
+    if federation.spread and (clocks is not None or roster.changes):
+        what = "a roster" if clocks is None else "clocks"
+        raise ConfigError(f"{what} cannot be had under torchrun: leave it out, or run without torchrun")
     if clocks is None:
         return
     Times(clocks, federation.everyone, federation.seed)
@@ -46,4 +51,4 @@ def make_engine(clocks: Clocks | None, federation: Federation, method: Method, r
     return NonBlocking(federation, method, clocks, rates())
 
 
-__all__ = ["Clocks", "Engine", "NonBlocking", "Waiting", "check", "make_engine"]
+__all__ = ["Clocks", "Engine", "NonBlocking", "Sharded", "Waiting", "check", "join", "make_engine"]

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 
+from cobo.engines import join
 from cobo.experiments.job import Job
 from cobo.federation import Federation
 from cobo.training import checkpoint
@@ -43,14 +44,14 @@ def expect(federation: Federation, jobs: Sequence[Job], *, resume: bool) -> Expe
 def outlook(jobs: Sequence[Job], expected: Sequence[Expected], at_once: int = 1) -> list[str]:
     """Lines to show: size, memory and time of all these runs; none if short.
 
-    So many runs at once take that much more memory, and less time if there is a core or a GPU for each. More memory
-    than a device has gets a line of its own, however short the runs are.
+    So many runs at once take that much more memory, and less time if there is a core or a GPU for each, as do
+    processes that share a run. More memory than a device has gets a line of its own, however short the runs are.
     """
     at_once = min(at_once, len(jobs))
     heaviest = max(expected, key=lambda those: those.memory)
     gpus = torch.cuda.device_count() if heaviest.device.type == "cuda" and heaviest.device.index is None else 0
     side_by_side = min(at_once, gpus or max(1, (os.cpu_count() or 1) // torch.get_num_threads()))
-    time, needed = sum(those.seconds for those in expected) / side_by_side, heaviest.memory * at_once
+    time, needed = sum(those.seconds for those in expected) / (side_by_side * join().size), heaviest.memory * at_once
     rounds = sum(those.rounds for those in expected)
     names = dict.fromkeys(job.method for job in jobs)
     what = f"{jobs[0].experiment.experiment}, {next(iter(names)) if len(names) == 1 else f'{len(names)} methods'}"

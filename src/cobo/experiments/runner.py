@@ -9,7 +9,8 @@ import tomli_w
 import torch
 
 from cobo.compute.task import Task
-from cobo.errors import CheckpointError, RunError
+from cobo.engines import join
+from cobo.errors import CheckpointError, ConfigError, RunError
 from cobo.experiments.experiment import APART, Experiment
 from cobo.experiments.job import Job, Watcher
 from cobo.experiments.outlook import Expected, expect, outlook
@@ -110,9 +111,18 @@ def run_all(jobs: Sequence[Job], *, resume: bool, watch: Watcher, at_once: int =
     What cannot work for one of them is refused before any runs; then `say` is told what they will take. A run that
     fails (diverges) does not keep the others from running; the failure is raised at the end.
     """
-    for folder, experiment in {job.folder: job.experiment for job in jobs}.items():
-        Claim(folder, experiment)
-    waiting = prepare(jobs, resume=resume, at_once=at_once, say=say)
+    ranks = join()
+    if at_once > 1 and ranks.size > 1:
+        raise ConfigError("--jobs cannot be had under torchrun, whose processes share each run; leave one of them out")
+    resume = resume or ranks.restarted
+
+    def to_be_run() -> list[bool]:
+        for folder, experiment in {job.folder: job.experiment for job in jobs}.items():
+            Claim(folder, experiment)
+        waiting = prepare(jobs, resume=resume, at_once=at_once, say=say)
+        return [job in waiting for job in jobs]
+
+    waiting = [job for job, wanted in zip(jobs, ranks.first(to_be_run), strict=True) if wanted]
     for _ in range(len(jobs) - len(waiting)):
         watch.skip()
     if at_once > 1:
@@ -171,11 +181,16 @@ def run(
         torch.set_num_threads(experiment.threads)
     chosen = experiment.method(method)
     job = Job(experiment, method, seed, folder, f"{method} seed {seed}")
-    mine = job.place
-    others = [path for path in folder.glob("*/seed-*") if path != mine]
-    claim = Claim(folder, experiment, alone=resume and not others and not job.finished)
-    if say is not None:
-        prepare([job], resume=resume, say=say)
+    mine, ranks, claims = job.place, join(), []
+    resume = resume or ranks.restarted
+
+    def claim() -> None:
+        others = [path for path in folder.glob("*/seed-*") if path != mine]
+        claims.append(Claim(folder, experiment, alone=resume and not others and not job.finished))
+        if say is not None:
+            prepare([job], resume=resume, say=say)
+
+    ranks.first(claim)
     parts = experiment.parts(seed)
     settings: dict[str, Any] = experiment.training(method, seed)
     return fit(
@@ -185,7 +200,7 @@ def run(
         method=chosen,
         out=mine,
         resume=resume,
-        listeners=[claim, *listeners],
+        listeners=[*claims, *listeners],
         progress=progress,
         label=job.label,
         **settings,

@@ -18,15 +18,17 @@ SAMPLES_AT_ONCE = 1024  # of a client, in one pass, when all that it has are tak
 
 
 class Batches:
-    """The training samples of everyone; clients are given by their position among everyone."""
+    """The training samples of those who are `held`; clients are given by their position among everyone."""
 
-    def __init__(self, clients: Sequence[Client], place: dict[str, Any], augment: Augmentation | None) -> None:
+    def __init__(
+        self, clients: Sequence[Client], place: dict[str, Any], augment: Augmentation | None, held: Indices
+    ) -> None:
         samples = [client.train for client in clients]
-        self._pool = Pool(samples, **place)
+        self._pool = Pool(samples, **place, held=held)
         # Windows that begin anywhere are for batches; all samples of a text are those that lie side by side.
         fixed = [in_order(some) for some in samples]
         alike = all(a is b for a, b in zip(samples, fixed, strict=True))
-        self._whole = self._pool if alike else Pool(fixed, **place)
+        self._whole = self._pool if alike else Pool(fixed, **place, held=held)
         self._augment = augment
 
     @property
@@ -80,4 +82,4 @@ class Batches:
         """A batch of the first client, to see what the model does with it."""
         positions = np.arange(size or int(self.sizes[0]))[None] % self.sizes[0]
         key = draws.combine(draws.key(seed, "trial"), np.zeros(1, dtype=np.uint64))
-        return tuple(field[0] for field in self._pool.take(np.zeros(1, dtype=np.int64), positions, key))
+        return tuple(field[0] for field in self._pool.fetch(np.zeros(1, dtype=np.int64), positions, key))

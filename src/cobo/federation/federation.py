@@ -1,4 +1,4 @@
-"""The federation: all clients in one process, who of them is present, and the few things that can be asked of them.
+"""The federation: all clients, who of them is present, and the few things that can be asked of them.
 
     gradients(models, clients, round)   the stochastic gradient of client clients[k] at models[k], for any rows;
                                         with `pairs`, also the products of pair gradients at midpoints
@@ -6,7 +6,8 @@
     evaluate(models)                    loss, accuracy or perplexity of each client's model on its test samples
 
 Shapes: n clients present, d trained parameters, m rows asked for, p pairs. Clients are asked for by their position
-among those present; data, buffers and keys are those of everyone, present or not.
+among those present; data, buffers and keys are those of everyone, present or not. Rows may live in several processes:
+those asked for are of clients that are here (`place`), and pairs of any.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,14 +28,18 @@ from cobo.federation.augment import Augmentation, check_images, crop_flip
 from cobo.federation.batches import SAMPLES_AT_ONCE, Batches, Indices
 from cobo.federation.client import Client, check_clients
 from cobo.federation.judge import Judge
+from cobo.federation.place import Place
 from cobo.federation.samples import sound
 from cobo.federation.targets import check_targets
 
 ROWS_AT_ONCE = 8 << 20  # bytes of gradients that are not yet where they belong, when models are looped over
 
 
-class Federation:
-    """Clients, their data and buffers, the model's blueprint and the executor."""
+class Federation(Place):
+    """Clients, their data and buffers, the model's blueprint and the executor.
+
+    `held` says whose rows and samples are here (positions among everyone), if not all are.
+    """
 
     def __init__(
         self,
@@ -51,9 +56,11 @@ class Federation:
         executor: Choice = "auto",
         models_at_once: int = 40,
         device: str | torch.device = "cpu",
+        held: Indices | None = None,
     ) -> None:
         self.clients = check_clients(clients)
         self.everyone = [client.name for client in self.clients]
+        self._held = np.arange(len(self.clients)) if held is None else held
         self.attend(self.everyone)
         self.seed, self.policy = seed, buffers
         self.batch_size = None if batch_size is None else accumulate * batch_size
@@ -66,7 +73,7 @@ class Federation:
             model, task or Task(), seed=seed, policy=buffers, device=self.device, precision=precision
         )
         place: dict[str, Any] = {"dtype": self.blueprint.dtype, "device": self.device}
-        self._train = Batches(self.clients, place, augment)
+        self._train = Batches(self.clients, place, augment, self._held)
         self._judge = Judge(self.clients, self.blueprint, place)
         trial = self._trial()
         if augment is crop_flip:
@@ -94,6 +101,7 @@ class Federation:
         """From now on these clients are present, in this order; `since` says from which round on, if not from 0."""
         self.names = list(names)
         self._here = np.array([self.everyone.index(name) for name in names], dtype=np.int64)
+        self.mine = np.flatnonzero(np.isin(self._here, self._held))
         self.since = np.array([(since or {}).get(name, 0) for name in names], dtype=np.int64)
 
     def __len__(self) -> int:
@@ -120,8 +128,8 @@ class Federation:
 
     @property
     def start(self) -> Tensor:
-        """X^0 [n, d]: all clients start from the same model."""
-        return self.blueprint.start.repeat(len(self), 1)
+        """X^0, the rows that are here: all clients start from the same model."""
+        return self.blueprint.start.repeat(len(self.mine), 1)
 
     def gradients(
         self,
@@ -165,8 +173,8 @@ class Federation:
                 sound = finite[chunk].nonzero()[:, 0]
                 for name, value in held.items():
                     self.buffers[name][torch.from_numpy(chosen).to(sound.device)[sound]] = value[sound]
-        if track and last and self.policy == "shared" and self.buffers and finite.any():
-            average_buffers(self.buffers, who[finite.cpu().numpy()], self._here)
+        if track and last and self.policy == "shared" and self.buffers:
+            self._share_buffers(who[finite.cpu().numpy()])
         self._count(who)
         return Gradients(rows, losses, finite, products)
 
@@ -209,6 +217,14 @@ class Federation:
             self._count(asked_of, self.cost(asked_of, batches))
         return Products(torch.from_numpy(pairs), values[0], values[1].sqrt_(), values[2].sqrt_())
 
+    def _share_buffers(self, whose: Indices) -> None:
+        """Policy `shared`: those of everyone present become the mean over these clients, if there are any."""
+        if len(whose):
+            average_buffers(self.buffers, whose, self._here)
+
+    def complete_buffers(self) -> None:
+        """Bring buffers up to date that others have moved; all are moved here."""
+
     def pair_batch(self, batches: int | None) -> int | None:
         """The samples of a pair gradient of so many batches, or None for all that a client has."""
         return None if batches is None or self.batch_size is None else batches * self.batch_size
@@ -236,8 +252,8 @@ class Federation:
         return self.chosen.executor.gradients(models, fields, scratch, keys)[0]
 
     def _found(self, clients: Sequence[int] | None) -> Indices:
-        """Where clients, given by their position among those present, are among everyone."""
-        return self._here if clients is None else self._here[np.asarray(clients, dtype=np.int64)]
+        """Where clients (all that are here), given by position among those present, are among everyone."""
+        return self._here[self.mine if clients is None else np.asarray(clients, dtype=np.int64)]
 
     def cost(self, clients: Indices, batches: int | None) -> Indices:
         """As how many gradients a pair gradient of so many batches (or of all samples) counts, for each of everyone."""
@@ -250,6 +266,15 @@ class Federation:
     def _count(self, who: Indices, each: int | Indices = 1) -> None:
         np.add.at(self.work, who, each)
         self.computed += int(np.sum(np.broadcast_to(each, len(who))))
+
+    def survey(self, models: Tensor, owners: Indices, round: int) -> tuple[Tensor, Tensor]:
+        """Z [b, n, d]: gradients of all clients at models [b, d], and which are finite [b, n]; the others are 0.
+
+        But for those of the models' owners, which are known: their place is kept free. Running statistics do not move.
+        """
+        i, k = np.nonzero(owners[:, None] != np.arange(len(self)))
+        answer = self.gradients(models[i], k.tolist(), round, track=False)
+        return spread_out(answer, i, k, (len(models), len(self)))
 
     def losses(
         self, models: Tensor, clients: Sequence[int] | None = None, round: int = 0, *, whole: bool = False
@@ -274,8 +299,9 @@ class Federation:
 
     def rehearse(self) -> int:
         """Gradients as in a round, of as many clients as go together; how many. Nothing is kept, counted or moved."""
-        chunk = next(self._train.chunks(self._here, size=self.batch_size, most=self.models_at_once))
-        who = self._here[chunk if self.chosen.executor.name == "vectorised" else chunk[:1]]
+        who = self._found(None)
+        chunk = next(self._train.chunks(who, size=self.batch_size, most=self.models_at_once))
+        who = who[chunk if self.chosen.executor.name == "vectorised" else chunk[:1]]
         rows = self.blueprint.start.expand(len(who), -1)
         self._ask(rows, who, draws.combine(self._keys[who], 0, 0), self.batch_size)
         return len(who)
@@ -328,9 +354,10 @@ class Federation:
         """For each client: mean loss, and accuracy (percent) or perplexity, over its whole test set, if it has one."""
         return self._judge.evaluate(models, self._found(clients).tolist(), self.buffers)
 
-    def build(self, models: Tensor) -> dict[str, nn.Module]:
-        """A ready module for every client present, by name."""
-        return {n: self.blueprint.build(models[k], self.buffers_of(n)) for k, n in enumerate(self.names)}
+    def build(self, models: Tensor, clients: Indices | None = None) -> dict[str, nn.Module]:
+        """A ready module for each of these clients (or all present), by name."""
+        names = self.names if clients is None else [self.names[k] for k in clients]
+        return {n: self.blueprint.build(row, self.buffers_of(n)) for n, row in zip(names, models, strict=True)}
 
     def buffers_of(self, name: str) -> Buffers:
         """The buffers of one client, present or not."""
@@ -347,6 +374,14 @@ class Federation:
         whose = torch.from_numpy(self._here[np.asarray(peers, dtype=bool)])
         for rows in self.buffers.values() if len(whose) else ():
             rows[self._here[client]] = mean_buffer(rows[whose.to(rows.device)])
+
+
+def spread_out(answer: Gradients, i: Indices, k: Indices, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Gradients at places (i, k) of [*shape, d], 0 where not finite; and which are finite [*shape]."""
+    Z = answer.rows.new_zeros(*shape, answer.rows.shape[1])
+    finite = torch.zeros(shape, dtype=torch.bool, device=Z.device)
+    Z[i, k], finite[i, k] = answer.rows.nan_to_num(0, 0, 0), answer.finite
+    return Z, finite
 
 
 def _some(models: Tensor, chunk: Indices) -> Tensor:

@@ -27,7 +27,7 @@ class Judge:
         tests = {k: client.test for k, client in enumerate(clients) if client.test is not None}
         self._samples = tests
         self._places = {client: k for k, client in enumerate(tests)}
-        self._pool = Pool(list(tests.values()), **place, join=False) if tests else None
+        self._pool = Pool(list(tests.values()), **place) if tests else None
         self._blueprint = blueprint
 
     @torch.no_grad()

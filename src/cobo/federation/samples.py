@@ -79,20 +79,28 @@ class DatasetSamples:
 class Pool:
     """The samples of all clients behind one index, so that a whole round's batches are one gather.
 
-    Tensors are concatenated once (if `join`), moved to the device, and floating fields take the models' dtype.
+    Tensors, of those clients who are `held` (none: each is looked up in its own), are concatenated once, moved to the
+    device, and floating fields take the models' dtype.
     """
 
     def __init__(
-        self, samples: Sequence[Samples], *, dtype: torch.dtype, device: torch.device, join: bool = True
+        self,
+        samples: Sequence[Samples],
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        held: NDArray[np.int64] | None = None,
     ) -> None:
         self.layout = samples[0].layout
         self.sizes = np.array([len(s) for s in samples], dtype=np.int64)
-        self._offsets = np.concatenate([[0], np.cumsum(self.sizes)[:-1]])
         self._samples = samples
         self._dtype, self._device = dtype, device
         self._fields: Fields | None = None
-        if join and all(isinstance(s, TensorSamples) for s in samples):
-            columns = zip(*(s.fields for s in samples if isinstance(s, TensorSamples)), strict=True)
+        if held is not None and all(isinstance(s, TensorSamples) for s in samples):
+            here = np.where(np.isin(np.arange(len(samples)), held), self.sizes, 0)
+            self._offsets = np.cumsum(here) - here
+            mine = [s for s in (samples[k] for k in held) if isinstance(s, TensorSamples)]
+            columns = zip(*(s.fields for s in mine), strict=True)
             self._fields = self._placed(tuple(torch.cat(column) for column in columns))
 
     def take(self, clients: NDArray[np.int64], positions: NDArray[np.int64], keys: draws.Keys) -> Fields:
@@ -103,6 +111,10 @@ class Pool:
                 field.index_select(0, flat.to(field.device)).view(*positions.shape, *field.shape[1:])
                 for field in self._fields
             )
+        return self.fetch(clients, positions, keys)
+
+    def fetch(self, clients: NDArray[np.int64], positions: NDArray[np.int64], keys: draws.Keys) -> Fields:
+        """The same, of any clients, from what they were given as."""
         taken = []
         for client, places, key in zip(clients, positions, keys, strict=True):
             with draws.seeded(key):

@@ -24,7 +24,8 @@ Weighting = Literal["samples", "equal"]
 class State:
     """All that changes while training: the models X [m, d], their optimiser, and the method's own tensors.
 
-    In most methods row i of X is client i's model; some train fewer rows, which clients share, or one more.
+    In most methods row i of X is client i's model; some train fewer rows, which clients share, or one more. Where rows
+    are spread over processes, those of the clients that are here, and what they share.
     `sent` counts the vectors of d numbers that parties and server would have sent each other.
     """
 
@@ -119,6 +120,7 @@ class Method(Settings, ABC):
     told: ClassVar[str] = ""  # what it is told about the true groups
     search: ClassVar[dict[str, tuple[float, float] | list[Any]]] = {}  # for tuning: a range (log scale), or choices
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
+    own: ClassVar[tuple[str, ...]] = ("output/models",)  # those of its tensors that have rows as X has
 
     def check(self, federation: Federation, lr: float) -> None:
         """Refuse, with a `ConfigError`, what cannot work for this federation and learning rate."""
@@ -132,8 +134,12 @@ class Method(Settings, ABC):
         return federation.start
 
     def personal(self, state: State, federation: Federation) -> Tensor:
-        """The model of each client [n, d]."""
+        """The model of each client [n, d]; of each that is here."""
         return state.X
+
+    def common(self, state: State) -> int:
+        """How many rows of X, the last ones, are not one client's own but the same for all."""
+        return 0
 
     def trained(self, federation: Federation) -> int:
         """How many models it trains, m."""

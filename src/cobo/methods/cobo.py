@@ -164,27 +164,27 @@ class CoBo(Method):
     def round(self, state: State, federation: Federation) -> list[str]:
         pairs = self.draw(federation, state.round, state.rounds)
         answer = federation.gradients(state.X, round=state.round, pairs=pairs, batches=self.batches, out=state.gradient)
-        names = set_aside(state, federation, answer.finite)
-        aside = ~answer.finite
-        answer.rows[aside] = 0
+        aside = ~federation.gather(answer.finite)
+        names = set_aside(state, federation, ~aside)
+        answer.rows[~answer.finite] = 0
         self.select(state, federation, answer.products, aside)
         # Up: every model, and both gradients of a pair. Down: the sum of collaborators, and the midpoint to both.
         state.sent += 2 * len(federation) + 4 * len(pairs)
-        with state.untouched(aside):
+        with state.untouched(~answer.finite):
             if self.mixing == "explicit":  # x <- x - eta rho L x - eta g
-                self._pull_together(state, aside)
+                self._pull_together(state, federation, aside)
                 state.descend(answer.rows)
             else:  # x <- (I + eta rho L)^-1 (x - eta g)
                 state.descend(answer.rows)
-                self._pull_together(state, aside)
+                self._pull_together(state, federation, aside)
         return names
 
-    def _pull_together(self, state: State, aside: Tensor) -> None:
+    def _pull_together(self, state: State, federation: Federation, aside: Tensor) -> None:
         """The outer problem's penalty; who is set aside neither is pulled nor pulls."""
         present = (~aside).cpu().float()
         W = state.tensors["weights"] * present * present[:, None]
         strength = self.strength(state.lr, state.round, state.rounds)
-        mixing.pull_together(state.X, W, strength, pull=self.pull, step=self.mixing)
+        mixing.pull_together(state.X, W, strength, pull=self.pull, step=self.mixing, mix=federation.mix)
 
     def strength(self, lr: float, round: int, rounds: int) -> float:
         """eta rho, growing from 0 over the first share `ramp` of the rounds: who may be a stranger pulls less."""

@@ -34,7 +34,7 @@ class Ditto(FedAvg):
             raise ConfigError(f"lam = {self.lam} cannot be stable with lr = {lr}: it should be less than {2 / lr:.6g}")
 
     def rows(self, federation: Federation) -> Tensor:
-        return federation.blueprint.start.repeat(self.trained(federation), 1)
+        return federation.blueprint.start.repeat(len(federation.mine) + 1, 1)
 
     def trained(self, federation: Federation) -> int:
         return len(federation) + 1
@@ -45,6 +45,9 @@ class Ditto(FedAvg):
     def personal(self, state: State, federation: Federation) -> Tensor:
         return state.X[:-1]
 
+    def common(self, state: State) -> int:
+        return 1
+
     def seat(
         self, state: State, federation: Federation, seats: Sequence[int | None], start: Tensor, roster: Roster
     ) -> None:
@@ -52,16 +55,19 @@ class Ditto(FedAvg):
 
     def round(self, state: State, federation: Federation) -> list[str]:
         who = participants(federation, state.round, self.participation)
-        X, w = state.X[:-1] if len(who) == len(federation) else state.X[who], state.X[-1]
+        mine = federation.here(who)
+        rows = federation.rows_of(mine)
+        X, w = state.X[:-1] if len(who) == len(federation) else state.X[rows], state.X[-1]
         # The shared model is never used as such, so it moves nobody's running statistics.
-        D_w, finite_w = self.directions(state, federation, w.expand(len(who), -1), who, track=False)
+        D_w, finite_w = self.directions(state, federation, w.expand(len(mine), -1), mine, track=False)
+        finite_w = federation.gather(finite_w, who)
         shared = self.averaged(D_w, finite_w, federation, who)
         del D_w  # as large as X
-        D, finite = self.directions(state, federation, X, who, pull=self.lam, anchor=w)
-        aside = set_aside(state, federation, finite & finite_w, who)
+        D, finite = self.directions(state, federation, X, mine, pull=self.lam, anchor=w)
+        aside = set_aside(state, federation, federation.gather(finite, who) & finite_w, who)
         state.sent += 2 * len(who)
         G, still = state.gradient.zero_(), torch.ones(len(state.X), dtype=torch.bool, device=X.device)
-        G[who], still[who] = D, ~finite
+        G[rows], still[rows] = D, ~finite
         G[-1:], still[-1] = shared, ~finite_w.any()
         with state.untouched(still):
             state.descend(G)

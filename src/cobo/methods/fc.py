@@ -33,6 +33,8 @@ class FederatedClustering(Method):
     told: ClassVar[str] = "group sizes"
     search: ClassVar[dict[str, Any]] = {"client_momentum": [0.0, 0.5, 0.9], "iterations": [3, 10, 30]}
 
+    own: ClassVar[tuple[str, ...]] = (*Method.own, "momenta")
+
     quantile: float | None = Field(default=None, gt=0, le=1)
     iterations: int = Field(default=10, ge=1)
     client_momentum: float = Field(default=0.0, ge=0, lt=1)
@@ -59,7 +61,7 @@ class FederatedClustering(Method):
 
     def start(self, federation: Federation) -> dict[str, Tensor]:
         n, blueprint = len(federation), federation.blueprint
-        momenta = {"momenta": torch.full((n, n, blueprint.size), torch.nan, dtype=blueprint.dtype)}
+        momenta = {"momenta": torch.full((len(federation.mine), n, blueprint.size), torch.nan, dtype=blueprint.dtype)}
         return {"weights": torch.ones(n, n), **(momenta if self.client_momentum else {})}
 
     def seat(
@@ -72,18 +74,18 @@ class FederatedClustering(Method):
     def round(self, state: State, federation: Federation) -> list[str]:
         n = len(federation)
         own = federation.gradients(state.X, round=state.round, out=state.gradient)
-        aside = set_aside(state, federation, own.finite)
+        finite = federation.gather(own.finite).cpu()
+        aside = set_aside(state, federation, finite)
         own.rows[~own.finite] = 0
         members = self._members(federation)
-        W = torch.empty(n, n)
-        at_once = max(1, federation.models_at_once // n)
-        for first in range(0, n, at_once):
-            block = slice(first, min(n, first + at_once))
-            Z, finite = self._points(state, federation, own.rows, own.finite, block)
-            own.rows[block], near = self.average(Z, finite, torch.arange(block.start, block.stop), members[block])
+        W = torch.empty(len(state.X), n)  # the rows that are here
+        for block in federation.blocks(max(1, federation.models_at_once // n)):
+            who = torch.from_numpy(federation.mine[block])
+            Z, heard = self._points(state, federation, own.rows, own.finite, block)
+            own.rows[block], near = self.average(Z, heard, who, members[who])
             W[block] = near.float()
         state.sent += 2 * n * n  # every model to everyone else and a gradient back, through a server
-        state.tensors["weights"] = torch.where(own.finite.cpu()[:, None], W, torch.eye(n))
+        state.tensors["weights"] = torch.where(finite[:, None], federation.gather(W), torch.eye(n))
         with state.untouched(~own.finite):
             state.descend(own.rows)
         return aside
@@ -91,15 +93,10 @@ class FederatedClustering(Method):
     def _points(
         self, state: State, federation: Federation, own: Tensor, own_finite: Tensor, block: slice
     ) -> tuple[Tensor, Tensor]:
-        """Z [b, n, d]: gradients of all clients at the models of a block of clients, and which are finite [b, n]."""
-        n = len(federation)
-        i, k = np.nonzero(~np.eye(n, dtype=bool)[block])
-        answer = federation.gradients(state.X[block][i], k.tolist(), state.round, track=False)
-        Z = own.new_empty(block.stop - block.start, n, own.shape[1])
-        finite = torch.empty(Z.shape[:2], dtype=torch.bool, device=own.device)
-        Z[i, k], finite[i, k] = answer.rows.nan_to_num(0, 0, 0), answer.finite
-        mine = torch.arange(len(Z))
-        Z[mine, mine + block.start], finite[mine, mine + block.start] = own[block], own_finite[block]
+        """Z [b, n, d]: gradients of all clients at the models of a block of rows, and which are finite [b, n]."""
+        who = federation.mine[block]
+        Z, finite = federation.survey(state.X[block], who, state.round)
+        Z[np.arange(len(who)), who], finite[np.arange(len(who)), who] = own[block], own_finite[block]
         if self.client_momentum:
             M = state.tensors["momenta"][block].to(Z)
             fresh, heard = M.isnan(), finite[..., None]  # a momentum begins with the first point

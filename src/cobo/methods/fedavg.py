@@ -45,11 +45,16 @@ class FedAvg(Method):
         return float(how_many(federation, self.participation) * self.local_steps)
 
     def personal(self, state: State, federation: Federation) -> Tensor:
-        return state.X if len(state.X) > 1 else state.X.expand(len(federation), -1)
+        return state.X if len(state.X) > 1 else state.X.expand(len(federation.mine), -1)
+
+    def common(self, state: State) -> int:
+        return len(state.X)
 
     def round(self, state: State, federation: Federation) -> list[str]:
         who = participants(federation, state.round, self.participation)
-        D, finite = self.directions(state, federation, state.X.expand(len(who), -1), who)
+        mine = federation.here(who)
+        D, finite = self.directions(state, federation, state.X.expand(len(mine), -1), mine)
+        finite = federation.gather(finite, who)
         aside = set_aside(state, federation, finite, who)
         state.sent += 2 * len(who)
         with state.untouched(~finite.any()[None]):
@@ -99,4 +104,4 @@ class FedAvg(Method):
     def averaged(self, D: Tensor, finite: Tensor, federation: Federation, who: NDArray[np.int64]) -> Tensor:
         """[1, d]: the mean direction of those that are finite."""
         p = shares(federation, who, self.weighting) * finite
-        return (p / p.sum().clamp(min=1))[None] @ D
+        return federation.combine((p / p.sum().clamp(min=1))[None], D, who)

@@ -27,6 +27,9 @@ class FineTunedFedAvg(FedAvg):
     def trained(self, federation: Federation) -> int:
         return len(federation)
 
+    def common(self, state: State) -> int:
+        return len(state.X) if state.round <= self._alone_from(state.rounds) else 0
+
     def gradients_per_round(self, federation: Federation, rounds: int) -> float:
         together = self._alone_from(rounds)
         alone = (rounds - together) * len(federation)
@@ -37,7 +40,7 @@ class FineTunedFedAvg(FedAvg):
         if state.round < alone_from:
             return super().round(state, federation)
         if state.round == alone_from:
-            state.take([0] * len(federation))
+            state.take([0] * len(federation.mine))
             state.optimizer.state.clear()
         return Local().round(state, federation)
 

@@ -81,7 +81,11 @@ class IFCA(Method):
 
     def personal(self, state: State, federation: Federation) -> Tensor:
         best = self._best(state)
-        return state.X[self._centres(state) * best + state.tensors["choice"][best].to(state.X.device)]
+        choice = federation.part(state.tensors["choice"][best])
+        return state.X[self._centres(state) * best + choice.to(state.X.device)]
+
+    def common(self, state: State) -> int:
+        return len(state.X)
 
     def round(self, state: State, federation: Federation) -> list[str]:
         k, n = self._centres(state), len(federation)
@@ -90,17 +94,19 @@ class IFCA(Method):
         self._choose(state, federation, np.arange(n) if state.round in (0, state.rounds - 1) else who)
         p, G = shares(federation, who, self.weighting), state.gradient
         total, answered = torch.zeros_like(G[:, 0]), torch.zeros_like(p, dtype=torch.bool)
+        here = federation.here(who)
         for number, choice in enumerate(state.tensors["choice"]):
-            centres = (choice[who] + number * k).to(G.device)
+            centres = (choice + number * k).to(G.device)
             track = number == self._best(state)
-            answer = federation.gradients(state.X[centres], who.tolist(), state.round, track=track)
+            answer = federation.gradients(state.X[centres[here]], here.tolist(), state.round, track=track)
             answer.rows[~answer.finite] = 0
+            finite = federation.gather(answer.finite, who)
             M = torch.zeros(len(G), len(who), dtype=G.dtype, device=G.device)
-            M[centres, torch.arange(len(who), device=G.device)] = p * answer.finite
+            M[centres[who], torch.arange(len(who), device=G.device)] = p * finite
             mine = slice(number * k, (number + 1) * k)
             total[mine] = M[mine].sum(1)
-            G[mine] = M[mine] / total[mine, None].clamp(min=1) @ answer.rows
-            answered |= answer.finite
+            G[mine] = federation.combine(M[mine] / total[mine, None].clamp(min=1), answer.rows, who)
+            answered |= finite
         with state.untouched(total == 0):
             state.descend(G)
         state.sent += len(who) * len(state.tensors["score"])
@@ -131,7 +137,8 @@ class IFCA(Method):
     def _compare(self, state: State, federation: Federation, asked: NDArray[np.int64]) -> Tensor:
         """Clients choose their centre in every set; [sets, m] the least losses."""
         whole = self.compare == "all" or state.round == state.rounds - 1
-        losses = federation.losses(state.X, asked.tolist(), state.round, whole=whole).cpu().double()
+        losses = federation.losses(state.X, federation.here(asked).tolist(), state.round, whole=whole)
+        losses = federation.gather(losses.T, asked).T.cpu().double()
         sets = losses.nan_to_num(nan=torch.inf, posinf=torch.inf).view(-1, self._centres(state), len(asked))
         least, state.tensors["choice"][:, asked] = sets.min(1)
         state.sent += len(asked) * len(state.X)

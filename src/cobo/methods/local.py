@@ -13,7 +13,7 @@ class Local(Method):
 
     def round(self, state: State, federation: Federation) -> list[str]:
         answer = federation.gradients(state.X, round=state.round, out=state.gradient)
-        aside = set_aside(state, federation, answer.finite)
+        aside = set_aside(state, federation, federation.gather(answer.finite))
         with state.untouched(~answer.finite):
             state.descend(answer.rows)
         return aside

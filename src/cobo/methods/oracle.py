@@ -45,13 +45,14 @@ class Oracle(Method):
 
     def round(self, state: State, federation: Federation) -> list[str]:
         answer = federation.gradients(state.X, round=state.round, out=state.gradient)
-        aside = set_aside(state, federation, answer.finite)
+        finite = federation.gather(answer.finite).cpu()
+        aside = set_aside(state, federation, finite)
         answer.rows[~answer.finite] = 0
         state.sent += 2 * len(federation)
         samples = federation.samples.to(answer.rows.dtype)
-        M = state.tensors["weights"].to(samples) * samples * answer.finite.cpu()
-        total = M.sum(1, keepdim=True)
-        M = (M / total.clamp(min=1)).to(answer.rows)
-        with state.untouched((total[:, 0] == 0).to(answer.rows.device)):
-            state.descend(M @ answer.rows)
+        M = state.tensors["weights"].to(samples) * samples * finite
+        total = M.sum(1)
+        federation.mix([(torch.arange(len(M)), M / total[:, None].clamp(min=1))], answer.rows)
+        with state.untouched((federation.part(total) == 0).to(answer.rows.device)):
+            state.descend(answer.rows)
         return aside

@@ -8,6 +8,8 @@ from typing import Any
 from torch import nn
 
 from cobo.compute.task import Loss, Objective, Task
+from cobo.engines import Sharded, join
+from cobo.engines.ranks import Ranks
 from cobo.errors import CheckpointError, ConfigError
 from cobo.federation import Client, Federation
 from cobo.federation.augment import AUGMENTATIONS
@@ -45,7 +47,8 @@ def fit(
     evaluate_every, buffers, precision, augment, executor, models_at_once, device, roster and clocks, see
     `cobo.Training`. With `out`, the run is recorded in that folder and can be resumed from its last checkpoint after
     any kind of end. `progress` shows a bar. `listeners` are functions that hear every event of the run
-    (`cobo.training.events`).
+    (`cobo.training.events`). Under torchrun the clients are spread over its processes (docs/engines.md), of which the
+    first records, shows and hears; the others' results have the models of their own clients only.
 
     >>> import torch
     >>> def party(name, slope):
@@ -59,22 +62,28 @@ def fit(
     method = CoBo() if method is None else method
     if not isinstance(method, Method):
         raise ConfigError(f"method = {method!r} should be a method of cobo, such as cobo.CoBo()")
+    ranks = join()  # before anything is put on a GPU
     settings = Training(**training)
     if out is not None and not isinstance(out, (str, Path)):
         raise ConfigError(f"out = {out!r} is not allowed; it should be the path of a folder")
     folder = None if out is None else Path(out)
     if folder is None and resume:
         raise ConfigError("resume = True needs a folder to resume from; set out=")
+    resume = resume or (ranks.restarted and folder is not None)
     federation = federate(clients, model, Task(loss, objective), settings)
     check(federation, method, settings)
     with ExitStack() as stack:
-        heard = list(listeners)
-        if folder is not None:
+        heard = list(listeners) if ranks.leads else []
+
+        def claim(folder: Path) -> None:
             _claim(folder, resume)
             stack.enter_context(only_one(folder))
             sweep(folder)
             heard.append(stack.enter_context(EventLog(folder / "events.jsonl")))
-        if progress:
+
+        if folder is not None:
+            ranks.first(lambda: claim(folder))
+        if progress and ranks.leads:
             heard.append(stack.enter_context(LiveProgress(label or method.name)))
         run = Run(federation, method, settings, folder=folder, listeners=heard)
         if folder is not None and resume:
@@ -82,7 +91,7 @@ def fit(
         run.go()
         run.take_output()
         result = _result(run)
-        if folder is not None:
+        if folder is not None and ranks.leads:
             result.save(folder)
     return result
 
@@ -90,21 +99,23 @@ def fit(
 def federate(
     clients: Sequence[Client], model: nn.Module | Callable[[], nn.Module], task: Task, settings: Training
 ) -> Federation:
-    """The federation that a run with these settings trains."""
-    return Federation(
-        clients,
-        model,
-        task=task,
-        seed=settings.seed,
-        batch_size=settings.batch_size,
-        accumulate=settings.accumulate,
-        augment=AUGMENTATIONS[settings.augment] if isinstance(settings.augment, str) else settings.augment,
-        buffers=settings.buffers,
-        precision=settings.precision,
-        executor=settings.executor,
-        models_at_once=settings.models_at_once,
-        device=settings.device,
-    )
+    """The federation that a run with these settings trains; under torchrun, this process's part of it."""
+    ranks = join()
+    options: dict[str, Any] = {
+        "task": task,
+        "seed": settings.seed,
+        "batch_size": settings.batch_size,
+        "accumulate": settings.accumulate,
+        "augment": AUGMENTATIONS[settings.augment] if isinstance(settings.augment, str) else settings.augment,
+        "buffers": settings.buffers,
+        "precision": settings.precision,
+        "executor": settings.executor,
+        "models_at_once": settings.models_at_once,
+        "device": ranks.device(settings.device),
+    }
+    if isinstance(ranks, Ranks):
+        return Sharded(clients, model, ranks=ranks, **options)
+    return Federation(clients, model, **options)
 
 
 def refuse_overwriting(folder: Path) -> None:
@@ -128,10 +139,16 @@ def _result(run: Run) -> Result:
     federation, names = run.federation, run.federation.everyone
     run.state.optimizer.state.clear()  # only training needs it, and it is larger than the models that are made next
     run.state.gradient = run.state.X[:0]
-    here = federation.build(run.personal)
-    models = {name: here[name] if name in here else run.members.model(name) for name in names}
+    federation.complete_buffers()
+    rows = federation.whole(run.personal)
+    if join().leads:
+        here = federation.build(rows)
+        models = {name: here[name] if name in here else run.members.model(name) for name in names}
+    else:
+        models = federation.build(run.personal, federation.mine)
     whole = {name: module.state_dict() for name, module in models.items()}
     own = {name: federation.blueprint.own(state) for name, state in whole.items()}
+    some = next(iter(whole.values()))
     return Result(
         **run.facts,
         models=models,
@@ -141,7 +158,7 @@ def _result(run: Run) -> Result:
         changes=run.members.changes,
         snapshots=run.snapshots,
         states=own,
-        shared={name: t for name, t in whole[names[0]].items() if name not in own[names[0]]},
+        shared={name: t for name, t in some.items() if name not in federation.blueprint.own(some)},
         architecture=describe(next(iter(models.values()))),
         environment=environment(),
     )

@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from cobo import draws
 from cobo.collaboration import graph
-from cobo.engines import Engine, make_engine
+from cobo.engines import Engine, join, make_engine
 from cobo.errors import CheckpointError, Interrupted, RunError
 from cobo.federation import Federation
 from cobo.methods import CoBo, Method, State
@@ -53,6 +53,8 @@ class Run:
         check(federation, method, training)
         self.federation, self.method, self.training, self.folder = federation, method, training, folder
         self._tell = _teller(listeners)
+        self._ranks = join()
+        self._records = folder is not None and self._ranks.leads
         models = nn.Parameter(method.rows(federation))
         optimizer = training.make_optimizer(models)
         self._schedule: LRScheduler | None = training.make_schedule(optimizer)
@@ -80,12 +82,14 @@ class Run:
         for name in self.federation.unsound:
             self._tell(event="warning", message=f"client {name!r} has values in its data that are not finite")
         try:
-            with _graceful_interrupt() as interrupted:
+            with _graceful_interrupt(twice=self._ranks.size > 1) as interrupted:
                 if not self.history:
                     self._evaluate()
-                while not interrupted.is_set() and self.state.round < self.training.rounds:
+                stop = self._ranks.any(interrupted.is_set())
+                while not stop and self.state.round < self.training.rounds:
                     self._round()
-                if interrupted.is_set():
+                    stop = self._ranks.any(interrupted.is_set())
+                if stop:
                     self._stop_early()
         except RunError as error:
             self._tell(event="failed", round=self.state.round, message=str(error))
@@ -113,6 +117,7 @@ class Run:
         if aside:
             self._tell(event="set aside", round=state.round, clients=aside)
         if state.round == self._drawn:
+            self.federation.complete_buffers()
             state.tensors["output/models"] = state.X.clone()
             state.tensors["output/weights"] = state.tensors["weights"].clone()
             for name, rows in self.federation.buffers.items():
@@ -154,8 +159,9 @@ class Run:
             {k: v if math.isfinite(v) else None for k, v in m.items()} for m in self.federation.evaluate(self.personal)
         ]
         line: dict[str, Any] = {"round": state.round, "seconds": round(self._seconds(), 3)}
-        line["gradients"] = self.federation.computed
-        line["comparisons"] = self.federation.compared
+        computed, compared = self._ranks.total(self.federation.computed, self.federation.compared)
+        line["gradients"] = computed
+        line["comparisons"] = compared
         line["bytes"] = state.sent * state.X.shape[1] * state.X.element_size()
         line |= self._engine.report()
         for name in ("accuracy", "perplexity", "loss"):
@@ -172,7 +178,7 @@ class Run:
                 self._keep_weights()
         line["clients"] = dict(zip(self.federation.names, measured, strict=True))
         self.history.append(line)
-        if self.folder is not None:
+        if self.folder is not None and self._records:
             append_synced(self.folder / "metrics.jsonl", json.dumps(line) + "\n")
         self._tell(event="evaluated", **line)
         if self.weights is not None:
@@ -216,39 +222,49 @@ class Run:
     def _save(self) -> None:
         if self.folder is None:
             return
-        if self.snapshots:
-            checkpoint.write_atomic(
-                self.folder / "weights.safetensors", pack_weights(self.federation.everyone, self.snapshots)
-            )
-        state = self.state
+        state, federation = self.state, self.federation
+        federation.complete_buffers()
         tensors = {"models": state.X}
         tensors |= {f"method/{name}": t for name, t in state.tensors.items()}
-        tensors |= {f"buffers/{name}": t for name, t in self.federation.buffers.items()}
+        tensors |= {f"buffers/{name}": t for name, t in federation.buffers.items()}
         tensors |= {f"engine/{name}": t for name, t in self._engine.tensors().items()}
-        kept: dict[str, Tensor] = {}
         for name, value in state.optimizer.state.get(state.models, {}).items():
             if isinstance(value, Tensor):
-                kept[f"optimizer/{name}"] = value
+                tensors[f"optimizer/{name}"] = value
         tensors |= self.members.tensors()
+        for name, tensor in tensors.items():
+            common = self._common(name)
+            if common is not None:
+                tensors[name] = federation.whole(tensor, common)
+        computed, compared = self._ranks.total(federation.computed, federation.compared)
         facts = self.members.facts() | {
-            "settings": self._settings(), "gradients": self.federation.computed, "sent": state.sent,
-            "comparisons": self.federation.compared, "seconds": self._seconds(),
+            "settings": self._settings(), "gradients": computed, "sent": state.sent,
+            "comparisons": compared, "seconds": self._seconds(),
             "aside": sorted(state.aside), "engine": self._engine.facts(),
         }  # fmt: skip
-        checkpoint.write(self.folder / "checkpoint", state.round, checkpoint.Checkpoint(tensors | kept, facts))
+        if self._records:
+            if self.snapshots:
+                packed = pack_weights(federation.everyone, self.snapshots)
+                checkpoint.write_atomic(self.folder / "weights.safetensors", packed)
+            checkpoint.write(self.folder / "checkpoint", state.round, checkpoint.Checkpoint(tensors, facts))
         self._tell(event="checkpoint", round=state.round)
+
+    def _common(self, name: str) -> int | None:
+        """How many rows of a tensor of a checkpoint, the last ones, are common to all clients; None if it is no rows.
+
+        The others are the clients' own, one each.
+        """
+        room, _, leaf = name.partition("/")
+        rows = leaf in self.method.own if room == "method" else room in ("models", "optimizer") and leaf != "step"
+        return self.method.common(self.state) if rows else None
 
     def restore(self) -> bool:
         """Go back to the newest whole checkpoint, if there is one; what was recorded after it is dropped."""
-        assert self.folder is not None
-        found = checkpoint.read_latest(
-            self.folder / "checkpoint",
-            lambda why: self._tell(event="warning", message=f"{why}; going on from the one before, or from the start"),
-        )
-        if found is None:
+        found: list[checkpoint.Checkpoint] = []  # by the first process
+        facts, state = self._ranks.first(lambda: self._read(found)), self.state
+        if facts is None:
             self._keep_records(-1)
             return False
-        facts, state = found.facts, self.state
         if "present" not in facts:
             raise CheckpointError(f"{self.folder} was written by an older version of cobo; start a new run")
         self._compare(facts["settings"])
@@ -257,7 +273,11 @@ class Run:
             raise CheckpointError(
                 f"{self.folder} does not wait for slow clients, so its clients, and their order, cannot change midway"
             )
-        parts = dict(found.tensors)
+        if self.federation.spread and facts["present"] != self.federation.names:
+            raise CheckpointError(f"{self.folder} has other clients, which cannot change under torchrun; leave it out")
+        state.round, state.sent, state.aside = facts["round"], facts["sent"], set(facts["aside"])
+        tensors = self.federation.share_out(found[0].tensors if found else {}, self._common)
+        parts = dict(tensors)
         state.models.data = parts.pop("models").to(state.X)
         state.gradient = torch.empty_like(state.X)
         engine = {name: parts.pop(name) for name in list(parts) if name.startswith("engine/")}
@@ -268,13 +288,25 @@ class Run:
                 state.tensors[leaf] = tensor
             elif room == "optimizer":
                 state.optimizer.state[state.models][leaf] = tensor.to(state.X.device) if leaf != "step" else tensor
-        state.round, state.sent, state.aside = facts["round"], facts["sent"], set(facts["aside"])
-        self.members.restore(state, facts, found.tensors)
+        self.members.restore(state, facts, tensors)
         self._replay_schedule(state.round)
-        self.federation.computed, self.federation.compared = facts["gradients"], facts["comparisons"]
+        if self._ranks.leads:  # what the others have done is counted in
+            self.federation.computed, self.federation.compared = facts["gradients"], facts["comparisons"]
         self._seconds_before = facts["seconds"]
         self._keep_records(state.round)
         return True
+
+    def _read(self, found: list[checkpoint.Checkpoint]) -> dict[str, Any] | None:
+        """The newest whole checkpoint, put into `found`; its facts."""
+        assert self.folder is not None
+        newest = checkpoint.read_latest(
+            self.folder / "checkpoint",
+            lambda why: self._tell(event="warning", message=f"{why}; going on from the one before, or from the start"),
+        )
+        if newest is None:
+            return None
+        found.append(newest)
+        return newest.facts
 
     def _settings(self) -> dict[str, Any]:
         """What must be the same for a run to be gone on with: all that its numbers depend on."""
@@ -312,13 +344,17 @@ class Run:
     def _keep_records(self, round: int) -> None:
         """Drop metrics and snapshots past `round`: they will be made again, the same."""
         assert self.folder is not None
-        metrics = self.folder / "metrics.jsonl"
-        lines = read_metrics(metrics) if metrics.exists() else []
-        self.history = [line for line in lines if line["round"] <= round]
-        checkpoint.write_atomic(metrics, "".join(json.dumps(x) + "\n" for x in self.history).encode())
-        weights = self.folder / "weights.safetensors"
-        if weights.exists() and round >= 0:
-            self.snapshots = [s for s in unpack_weights(weights, self.federation.everyone) if s[0] <= round]
+        metrics, weights = self.folder / "metrics.jsonl", self.folder / "weights.safetensors"
+
+        def keep() -> list[dict[str, Any]]:
+            lines = read_metrics(metrics) if metrics.exists() else []
+            history = [line for line in lines if line["round"] <= round]
+            checkpoint.write_atomic(metrics, "".join(json.dumps(x) + "\n" for x in history).encode())
+            if weights.exists() and round >= 0:
+                self.snapshots = [s for s in unpack_weights(weights, self.federation.everyone) if s[0] <= round]
+            return history
+
+        self.history = self._ranks.first(keep)
 
     def _stop_early(self) -> NoReturn:
         if self.state.round % self.training.cadence:
@@ -350,8 +386,11 @@ def _teller(listeners: Sequence[Listener]) -> Callable[..., None]:
 
 
 @contextmanager
-def _graceful_interrupt() -> Iterator[threading.Event]:
-    """The first Ctrl-C asks to stop after the round; the second stops at once."""
+def _graceful_interrupt(*, twice: bool) -> Iterator[threading.Event]:
+    """The first Ctrl-C asks to stop after the round; the second stops at once.
+
+    Unless each comes `twice`, from the terminal and from torchrun, which ends by itself those who do not stop.
+    """
     asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield asked
@@ -360,7 +399,8 @@ def _graceful_interrupt() -> Iterator[threading.Event]:
 
     def ask(number: int, frame: Any) -> None:
         asked.set()
-        signal.signal(signal.SIGINT, before)
+        if not twice:
+            signal.signal(signal.SIGINT, before)
 
     signal.signal(signal.SIGINT, ask)
     try:

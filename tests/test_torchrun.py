@@ -1,0 +1,198 @@
+"""Torchrun: the same run, however many processes share it, killed, stopped and gone on with. Real processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ranked
+from conftest import blobs
+from safetensors.torch import load_file
+
+from cobo.engines import Clocks, Sharded, check, ranks
+from cobo.engines.sharded import balanced
+from cobo.errors import ConfigError
+from cobo.experiments import EXPERIMENTS, load_experiment, runner
+from cobo.federation import Roster
+from cobo.methods import Local
+from cobo.models import mlp
+
+PATIENCE = 600  # seconds
+RANKED = str(Path(ranked.__file__))
+
+
+def torchrun(processes, *what, restarts=0):
+    """The command; what it says goes to a pipe."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", processes]
+    command += ["--max-restarts", restarts, *what]
+    return subprocess.Popen([str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finished(process):
+    """What it said, when it has ended well."""
+    out, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, out + err
+    return out, err
+
+
+def failed(process):
+    """Cobo's own lines of what was said by a process that has failed; torchrun has a report of its own."""
+    out, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode != 0
+    assert "cobo: " not in out
+    return [line for line in err.splitlines() if "cobo: " in line]
+
+
+def wait_for(condition, process):
+    begun = time.monotonic()
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < begun + PATIENCE
+        time.sleep(0.01)
+
+
+def evaluations(folder):
+    path = folder / "metrics.jsonl"
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def workers(process):
+    """The processes that torchrun has started, by rank."""
+    found = {}
+    for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
+        told = dict(line.partition("=")[::2] for line in Path(f"/proc/{pid}/environ").read_text().split("\0"))
+        if "RANK" in told:
+            found[int(told["RANK"])] = int(pid)
+    return found
+
+
+def assert_same_run(folder, other):
+    """Models and W to 1e-4, and the same work."""
+    one, two = (json.loads((f / "result.json").read_text()) for f in (folder, other))
+    assert one["names"] == two["names"]
+    for name in one["names"]:
+        mine, theirs = (load_file(f / "models" / f"{name}.safetensors") for f in (folder, other))
+        for key, tensor in mine.items():
+            assert (tensor.double() - theirs[key].double()).abs().max() < 1e-4, (folder.name, name, key)
+    if one["weights"] is not None:
+        np.testing.assert_allclose(one["weights"], two["weights"], atol=1e-4)
+    for a, b in zip(one["history"], two["history"], strict=True):
+        for key in ("round", "gradients", "comparisons", "bytes"):
+            assert a[key] == b[key], (folder.name, key)
+        assert a["client_loss"] == pytest.approx(b["client_loss"], abs=1e-4)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """A folder with all cases, run in this process."""
+    folder = tmp_path_factory.mktemp("alone")
+    for case in ranked.CASES:
+        ranked.run(case, folder, rounds=50)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_every_method_gives_the_same_run_on_any_number_of_processes(processes, alone, tmp_path):
+    methods = [case for case in ranked.CASES if "," not in case]
+    cases = {1: ["cobo", "fedavg"], 2: methods, 3: list(ranked.CASES)}[processes]
+    finished(torchrun(processes, RANKED, tmp_path, 50, *cases))
+    for case in cases:
+        assert_same_run(alone / case, tmp_path / case)
+
+
+@pytest.mark.slow
+def test_a_run_whose_process_is_killed_is_started_again_and_goes_on_from_its_checkpoint(tmp_path):
+    ranked.run("cobo", tmp_path / "alone", rounds=300)
+    process = torchrun(2, RANKED, tmp_path, 300, "cobo", restarts=1)
+    wait_for(lambda: evaluations(tmp_path / "cobo") > 2, process)
+    os.kill(workers(process)[1], signal.SIGKILL)
+    finished(process)
+    assert_same_run(tmp_path / "alone" / "cobo", tmp_path / "cobo")
+    events = [json.loads(line) for line in (tmp_path / "cobo" / "events.jsonl").read_text().splitlines()]
+    first, again = (event["round"] for event in events if event["event"] == "started")
+    assert first == 0
+    assert 0 < again < 300
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_a_checkpoint_from_which_another_number_of_processes_goes_on(tmp_path):
+    out, rounds = tmp_path / "shared", 300
+    command = ["-m", "cobo", "run", "quadratic", "--rounds", rounds, "--out", out]
+    process = torchrun(2, *command)
+    wait_for(lambda: evaluations(out / "cobo" / "seed-0") > 2, process)
+    process.send_signal(signal.SIGINT)
+    (line,) = failed(process)
+    assert "stopped by the user after round" in line
+    assert not (out / "cobo" / "seed-0" / "result.json").exists()
+    finished(torchrun(3, *command, "--resume"))
+    experiment = load_experiment("quadratic", EXPERIMENTS, [f"rounds={rounds}"])
+    runner.run(experiment, "cobo", 0, tmp_path / "alone", resume=False, progress=False)
+    assert_same_run(tmp_path / "alone" / "cobo" / "seed-0", out / "cobo" / "seed-0")
+
+
+@pytest.mark.slow
+def test_compare_says_everything_once_and_an_error_is_one_line(tmp_path):
+    command = ["-m", "cobo", "compare", "quadratic", "--methods", "local,cobo", "--rounds", 20, "--out", tmp_path]
+    out, err = finished(torchrun(2, *command))
+    assert out.count("written to") == 1
+    assert err.count("cobo seed 0") == 1
+    assert set(json.loads((tmp_path / "results.json").read_text())["methods"]) == {"local", "cobo"}
+    (line,) = failed(torchrun(2, *command))
+    assert "already holds a run" in line
+
+
+# Without processes
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 8])
+def test_blocks_of_clients_are_even_in_cost_and_none_is_empty(processes):
+    random = np.random.default_rng(0)
+    for n in (processes, processes + 1, 20, 100):
+        for costs in (np.ones(n), random.lognormal(size=n), np.arange(1, n + 1), np.array([100.0] + [1.0] * (n - 1))):
+            homes = balanced(costs, processes)
+            assert (np.diff(homes) >= 0).all()
+            assert set(homes) == set(range(processes))
+            loads = np.bincount(homes, costs)
+            assert loads.max() <= costs.sum() / processes + costs.max()
+        equal = np.bincount(balanced(np.ones(n), processes))
+        assert equal.max() - equal.min() <= 1
+
+
+class Two(ranks.Ranks):
+    """The first of two processes, as long as nothing needs to be said."""
+
+    def __init__(self):
+        self.rank, self.size = 0, 2
+
+
+def test_each_process_holds_the_rows_and_samples_of_its_clients_only():
+    clients = [blobs(name, seed=k, samples=10 * (k + 1)) for k, name in enumerate("abcde")]
+    federation = Sharded(clients, mlp(2, [4], 2), ranks=Two(), batch_size=4)
+    assert federation.mine.tolist() == [0, 1]
+    assert len(federation.start) == 2
+    assert len(federation._train._pool._fields[0]) == 10 + 20
+    by_samples = Sharded(clients, mlp(2, [4], 2), ranks=Two(), batch_size=None)
+    assert by_samples.mine.tolist() == [0, 1, 2]  # 60 samples of 150, nearer to half than 100
+
+
+def test_what_torchrun_cannot_do_is_refused_in_one_line(monkeypatch, tmp_path):
+    clients = [blobs(name, seed=k) for k, name in enumerate("abc")]
+    federation = Sharded(clients, mlp(2, [4], 2), ranks=Two())
+    rest = (federation, Local(), "sgd")
+    with pytest.raises(ConfigError, match="clocks cannot be had under torchrun"):
+        check(Clocks(), *rest, Roster(), list)
+    with pytest.raises(ConfigError, match="roster cannot be had under torchrun"):
+        check(None, *rest, Roster(changes=[{"round": 3, "join": "a"}]), list)
+    few = Two()
+    few.size = 4
+    with pytest.raises(ConfigError, match="4 processes for 3 clients"):
+        Sharded(clients, mlp(2, [4], 2), ranks=few)
+    monkeypatch.setattr(runner, "join", Two)
+    with pytest.raises(ConfigError, match="--jobs cannot be had under torchrun"):
+        runner.run_all([], resume=False, watch=None, at_once=2)
