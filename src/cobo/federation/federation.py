@@ -10,7 +10,7 @@ among those present; data, buffers and keys are those of everyone, present or no
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -36,6 +36,8 @@ ROWS_AT_ONCE = 8 << 20  # bytes of gradients that are not yet where they belong,
 class Federation:
     """Clients, their data and buffers, the model's blueprint and the executor."""
 
+    fewest: ClassVar[int] = 2  # clients
+
     def __init__(
         self,
         clients: Sequence[Client],
@@ -52,7 +54,7 @@ class Federation:
         models_at_once: int = 40,
         device: str | torch.device = "cpu",
     ) -> None:
-        self.clients = check_clients(clients)
+        self.clients = check_clients(clients, self.fewest)
         self.everyone = [client.name for client in self.clients]
         self.attend(self.everyone)
         self.seed, self.policy = seed, buffers

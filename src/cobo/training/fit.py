@@ -132,7 +132,7 @@ def _result(run: Run) -> Result:
         names=names,
         models=models,
         weights=run.weights,
-        history=[_listed(line, names) for line in run.history],
+        history=[listed(line, names) for line in run.history],
         method={"name": run.method.name, **run.method.model_dump()},
         training={k: v for k, v in run.training.model_dump().items() if not callable(v)}
         | {"roster": run.training.roster.model_dump(mode="json")},
@@ -146,7 +146,7 @@ def _result(run: Run) -> Result:
     )
 
 
-def _listed(line: dict[str, Any], names: list[str]) -> dict[str, Any]:
+def listed(line: dict[str, Any], names: list[str]) -> dict[str, Any]:
     """A line of metrics with what it says of each client in lists, in the order of the names."""
     measures = ("accuracy", "loss", *(["perplexity"] if "perplexity" in line else []))
     lists = {f"client_{m}": [line["clients"].get(name, {}).get(m) for name in names] for m in measures}
