@@ -4,12 +4,12 @@ import sys
 
 import click
 
-from cobo.cli import runs, views
+from cobo.cli import flower, runs, views
 from cobo.cli.terminal import Stopped, app
 from cobo.compute.allocator import keep_freed_memory
 from cobo.errors import CheckpointError, CoboError, ConfigError, DataError
 
-__all__ = ["main", "runs", "views"]
+__all__ = ["flower", "main", "runs", "views"]
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ class Journal:
     """History, W over time, and checkpoints, in a folder."""
 
     def __init__(self, plan: Plan, folder: Path, warn: Callable[[str], None]) -> None:
-        self._plan, self._folder, self._warn = plan, folder, warn
+        self._plan, self.folder, self._warn = plan, folder, warn
         self.history: list[dict[str, Any]] = []
         self.snapshots: list[tuple[int, NDArray[np.float32]]] = []
         self.gradients, self.bytes = 0, 0
@@ -56,22 +56,22 @@ class Journal:
             line["settled"] = graph.settled(W.numpy(), before[-1] if before else None)
         line["clients"] = clients
         self.history.append(line)
-        append_synced(self._folder / "metrics.jsonl", json.dumps(line) + "\n")
+        append_synced(self.folder / "metrics.jsonl", json.dumps(line) + "\n")
         return line
 
     def save(self, round: int, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         if self.snapshots:
             packed = pack_weights(self._plan.clients, self.snapshots)
-            checkpoint.write_atomic(self._folder / "weights.safetensors", packed)
+            checkpoint.write_atomic(self.folder / "weights.safetensors", packed)
         counted = {"gradients": self.gradients, "bytes": self.bytes, "seconds": self.seconds}
         whole = checkpoint.Checkpoint(tensors, {**facts, **counted, "settings": self._plan.same()})
-        checkpoint.write(self._folder / "checkpoint", round, whole)
+        checkpoint.write(self.folder / "checkpoint", round, whole)
 
     def restore(self) -> checkpoint.Checkpoint | None:
         """The last whole checkpoint, if there is one; what was recorded after it is dropped, and will be made again."""
-        found = checkpoint.read_latest(self._folder / "checkpoint", self._warn)
+        found = checkpoint.read_latest(self.folder / "checkpoint", self._warn)
         round = -1 if found is None else found.facts["round"]
-        metrics, weights = self._folder / "metrics.jsonl", self._folder / "weights.safetensors"
+        metrics, weights = self.folder / "metrics.jsonl", self.folder / "weights.safetensors"
         lines = read_metrics(metrics) if metrics.exists() else []
         self.history = [line for line in lines if line["round"] < round]
         checkpoint.write_atomic(metrics, "".join(json.dumps(line) + "\n" for line in self.history).encode())
@@ -81,20 +81,24 @@ class Journal:
         for key in {**found.facts["settings"], **given}:
             was, now = found.facts["settings"].get(key), given.get(key)
             if was != now:
-                raise CheckpointError(f"{self._folder} was run with {key} = {was!r}, not {now!r}; choose another out")
+                raise CheckpointError(f"{self.folder} was run with {key} = {was!r}, not {now!r}; choose another out")
         if weights.exists():
             self.snapshots = [s for s in unpack_weights(weights, self._plan.clients) if s[0] < round]
         self.gradients, self.bytes = found.facts["gradients"], found.facts["bytes"]
         self._before = found.facts["seconds"]
         return found
 
-    def finish(self, W: Tensor | None, present: list[str]) -> None:
-        """result.json, for `cobo report` and `cobo show`; the models are with their clients."""
+    def result(self, W: Tensor | None, present: list[str]) -> Result:
+        """For `cobo report` and `cobo show`; the models are with their clients."""
         names, method = list(self._plan.clients), self._plan.method
-        Result(
-            names=names, models={}, weights=None if W is None else W.numpy(),
+        return Result(
+            names=names,
+            models={},
+            weights=None if W is None else W.numpy(),
             history=[listed(line, names) for line in self.history],
             method={"name": method.name, **method.model_dump()},
             training=self._plan.model_dump(mode="json", exclude={"own", "chosen", "out", "resume"}),
-            present=present, true_groups=[None] * len(names), snapshots=self.snapshots,
-        ).save(self._folder)  # fmt: skip
+            present=present,
+            true_groups=[None] * len(names),
+            snapshots=self.snapshots,
+        )

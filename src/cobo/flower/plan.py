@@ -18,9 +18,9 @@ class Plan(Training):
     """Settings of training, of the method, and of Flower.
 
     `clients` are the names of all who may take part; who connects under another name is refused. The run begins, and
-    goes on after a stop, when `fewest` of them (by default all) are there, and gives up after `patience` seconds without.
-    A round waits at most `timeout` seconds for replies. Between two exchanges a client takes `local_steps` steps. A
-    reply is refused if one of its vectors is longer than `tolerance` times the longest that its client has sent so far.
+    goes on after a stop, when `fewest` of them (by default all) are there; without, it gives up after `patience`
+    seconds. A round waits at most `timeout` seconds for replies. Between two exchanges a client takes `local_steps`
+    steps. A reply is refused if a vector in it is longer than `tolerance` times the longest that its client has sent.
 
     >>> Plan.of({"clients": "north, south", "method": "cobo", "cobo.rho": 0.3, "local-steps": 5}).method.rho
     0.3

@@ -19,6 +19,7 @@ from cobo.training.checkpoint import sweep
 from cobo.training.events import EventLog, Listener
 from cobo.training.fit import refuse_overwriting
 from cobo.training.lock import only_one
+from cobo.training.result import Result
 
 
 class Link(Protocol):
@@ -80,8 +81,13 @@ class Server:
                 link.exchange({}, plan.timeout)
             if time.monotonic() - heard >= plan.patience:
                 raise RunError(self._nobody(here, needed))
-        self.journal.finish(self.rule.weights, [name for name in plan.clients if name in self.since])
+        self.result.save(self.journal.folder)
         self._tell({"event": "finished", "round": plan.rounds, "seconds": self.journal.seconds})
+
+    @property
+    def result(self) -> Result:
+        """All but the models, which are with their clients."""
+        return self.journal.result(self.rule.weights, [name for name in self.plan.clients if name in self.since])
 
     def _nobody(self, here: list[str], needed: int) -> str:
         after = f"after {self.plan.patience:g} s (patience)"
@@ -141,6 +147,9 @@ class Server:
             self._tell({"event": "evaluated", **line})
         if round < self.plan.rounds:
             self.rule.hear(orders, good)
+            joined = [names[i] for i in good if names[i] not in self.since]
+            if joined and self.since:
+                self._tell({"event": "joined", "round": round, "clients": joined})
             for i in good:
                 self.last[names[i]] = round
                 self.since.setdefault(names[i], round)
@@ -155,7 +164,10 @@ class Server:
 
 
 def serve(
-    plan: Plan, model: nn.Module | Callable[[], nn.Module], link: Callable[[Listener], Link], listener: Listener
+    plan: Plan,
+    model: nn.Module | Callable[[], nn.Module],
+    link: Callable[[Server, Listener], Link],
+    listener: Listener,
 ) -> Server:
     """A whole run, recorded in the plan's folder, begun or gone on with."""
     folder = Path(plan.out)
@@ -178,7 +190,7 @@ def serve(
         if plan.resume:
             server.restore()
         try:
-            server.go(link(tell))
+            server.go(link(server, tell))
         except RunError as error:
             tell({"event": "failed", "round": server.round, "message": str(error)})
             raise

@@ -3,24 +3,29 @@
 Symbols: d the trained parameters of a model, p the pairs that a client is asked about in a round.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
+CHECKED = ConfigDict(arbitrary_types_allowed=True, extra="forbid", strict=True)
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, config=CHECKED)
 class Hello:
     """How a client introduces itself, before it is asked for anything."""
 
     name: str
-    cobo: str
-    flwr: str
-    parameters: int
-    dtype: str
-    samples: int
+    cobo: str = ""
+    flwr: str = ""
+    parameters: int = 0
+    dtype: str = ""
+    samples: int = 1
+    problem: str = ""  # why it cannot take part, in words
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=CHECKED)
 class Order:
     """What a client is asked to do in a round.
 
@@ -42,7 +47,7 @@ class Order:
     sides: list[int] = field(default_factory=list)  # p times 1 or 2: whether the client is first or second of the pair
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=CHECKED)
 class Reply:
     """What a client gives back; with a `problem` (a line of text) nothing else counts."""
 
@@ -58,7 +63,8 @@ class Reply:
     pairs: Tensor | None = None  # [p, d]
 
 
-TENSORS = {
+TENSORS: dict[type, tuple[str, ...]] = {
+    Hello: (),
     Order: ("start", "anchor", "shared", "midpoints"),
     Reply: ("model", "direction", "pairs"),
 }
