@@ -181,7 +181,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("first", [0, 4])
+@pytest.mark.parametrize("first", [0, 2])
 def test_a_reply_that_cannot_be_right_is_refused_by_name_and_touches_nobody(tmp_path, first):
     rounds = list(range(first, first + 3))
     bad = list(BAD.values())
@@ -192,7 +192,8 @@ def test_a_reply_that_cannot_be_right_is_refused_by_name_and_touches_nobody(tmp_
         kinds = bad[(order.round - first) * 4 :][:4]
         return kinds[turn[0] % 4](reply)
 
-    plan = plan_of(tmp_path, **{"cobo.gamma": 1.0, "cobo.sampling": "every", "out": str(tmp_path / "away")})
+    settings = {"cobo.gamma": 1.0, "cobo.sampling": "every", "rounds": 6}
+    plan = plan_of(tmp_path, **settings, out=str(tmp_path / "away"))
     away, *_ = run(plan, tmp_path, who=without("east", *rounds))
     for k in range(4):
         turn = [k]
@@ -220,7 +221,7 @@ def test_a_server_that_was_killed_goes_on_with_the_same_run(tmp_path):
         run(plan, tmp_path, meddle=meddle)
     with pytest.raises(CheckpointError, match="already holds a run"):
         run(plan, tmp_path)
-    with pytest.raises(CheckpointError, match="lr = 0.1, not 0.2"):
+    with pytest.raises(CheckpointError, match=r"lr = 0.1, not 0.2"):
         run(plan.replace(lr=0.2, resume=True), tmp_path)
     again, hand, _ = run(plan.replace(resume=True), tmp_path)
     assert hand.seen[0][1].round == 6
@@ -275,9 +276,7 @@ def test_the_server_never_sees_a_personal_model_of_local_and_ditto(tmp_path, met
 
 def test_when_nobody_is_there_one_line_says_who_is_missing(tmp_path):
     plan = plan_of(tmp_path, patience=0.01)
-    with pytest.raises(
-        RunError, match="3 clients are needed, connected are south, east .*start the SuperNodes of north"
-    ):
+    with pytest.raises(RunError, match=r"3 clients are needed, connected are south, east .*the SuperNodes of north"):
         run(plan, tmp_path, who=without("north", *range(11)))
 
 
@@ -298,8 +297,7 @@ def test_when_nobody_is_there_one_line_says_who_is_missing(tmp_path):
 )
 def test_settings_that_cannot_work_are_refused(tmp_path, settings, says):
     with pytest.raises(ConfigError, match=says):
-        method = settings.pop("method", "cobo")
-        run(plan_of(tmp_path, method, **settings), tmp_path)
+        run(plan_of(tmp_path, **settings), tmp_path)
 
 
 # What goes over the wire

@@ -21,14 +21,9 @@ export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1 # Python packages are thos
 
 fail() { echo "deploy.sh: $*" >&2; exit 1; }
 
-free() { # PORT
-    python3 - "$1" <<'PYTHON' || fail "port $1 is taken; set PORT to another"
-import socket, sys
-with socket.socket() as s:
-    s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    sys.exit(0 if s.connect_ex(("127.0.0.1", int(sys.argv[1]))) else 1)
-PYTHON
-}
+answers() { (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null; } # PORT
+
+free() { answers "$1" && fail "port $1 is taken; set PORT to another" || true; } # PORT
 
 start() { # NAME COMMAND...: in the background, in a group of its own, so that `down` stops all that it starts
     local name=$1; shift
@@ -70,12 +65,10 @@ link() {
     start superlink flower-superlink --host 127.0.0.1 --port "$PORT" --database "$WORK/state.db" \
         --ssl-ca-certfile "$WORK/keys/ca.crt" --ssl-certfile "$WORK/keys/server.crt" --ssl-keyfile "$WORK/keys/server.key" \
         --enable-supernode-auth
-    for _ in $(seq 600); do
-        flwr list ours >/dev/null 2>&1 && return
+    until answers "$PORT"; do
         kill -0 "$(cat "$WORK/pids/superlink")" 2>/dev/null || fail "the SuperLink stopped; see $WORK/logs/superlink.log"
         sleep 0.2
     done
-    fail "the SuperLink does not answer; see $WORK/logs/superlink.log"
 }
 
 register() {
@@ -91,7 +84,7 @@ node() { # NAME
     free "$(port_of "$1")"
     start "$1" flower-supernode --superlink "127.0.0.1:$PORT" --root-certificates "$WORK/keys/ca.crt" \
         --auth-supernode-private-key "$WORK/keys/$1" --host 127.0.0.1 --port "$(port_of "$1")" \
-        --node-config "name=\"$1\" state=\"$WORK/disk-of-$1\"${NODE_CONFIG:+ $NODE_CONFIG}"
+        --node-config "name=\"$1\" state=\"$WORK/disk-of-$1\""
 }
 
 up() {
