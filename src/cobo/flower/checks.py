@@ -51,7 +51,7 @@ class Checks:
         for kind, shape in self._rule.shapes(orders[client]).items() if orders[client].steps else ():
             vectors = getattr(reply, kind)
             if vectors is None:
-                return f"its {kind} is missing"
+                return f"it has no {kind}"
             if list(vectors.shape) != shape:
                 return f"its {kind} has shape {list(vectors.shape)}, not {shape}"
             if vectors.dtype != start.dtype:

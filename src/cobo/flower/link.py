@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
+from typing import TypeVar
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
@@ -15,6 +16,7 @@ from cobo.flower.wire import Hello, Order, Reply
 from cobo.training.events import Listener
 
 POLL = 0.2  # seconds between two looks for replies
+Who = TypeVar("Who", str, int)
 UNAVAILABLE = (3, 4, 5)  # Flower's codes for nodes and messages that are gone
 
 
@@ -38,22 +40,27 @@ class GridLink:
         end = time.monotonic() + (timeout if orders else min(timeout, 5.0))
         self._greet()
         nodes = {hello.name: node for node, hello in self._known.items()}
-        messages = [Message(pack(o), nodes[name], "train", ttl=timeout) for name, o in orders.items() if name in nodes]
-        sent = dict(zip(self._grid.push_messages(messages), orders, strict=False))  # names by message
+        asked = {name: Message(pack(order), nodes[name], "train", ttl=timeout) for name, order in orders.items()}
+        sent = self._push(asked)
         replies: dict[str, Reply | str] = {}
         while True:
             for message in self._pull([*sent, *self._greeted]):
-                asked = message.metadata.reply_to_message_id
-                if asked in self._greeted:
-                    self._meet(self._greeted.pop(asked), message)
-                elif asked in sent:
-                    self._receive(sent.pop(asked), message, replies)
+                question = message.metadata.reply_to_message_id
+                if question in self._greeted:
+                    self._meet(self._greeted.pop(question), message)
+                elif question in sent:
+                    self._receive(sent.pop(question), message, replies)
             if (orders and not sent) or (not orders and not self._greeted) or time.monotonic() > end:
                 break
             time.sleep(POLL)
         if not orders:
             time.sleep(POLL)
         return replies
+
+    def _push(self, messages: Mapping[Who, Message]) -> dict[str, Who]:
+        """To whom each message went, by its id; Flower has an id only for those that it could take."""
+        ids = self._grid.push_messages(list(messages.values())) if messages else []
+        return {id: who for id, who in zip(ids, messages, strict=False) if id}
 
     def _pull(self, messages: list[str]) -> Iterable[Message]:
         return self._grid.pull_messages(messages) if messages else []
@@ -62,8 +69,7 @@ class GridLink:
         """Ask nodes that are new who they are; they may answer in a later exchange."""
         asked = {*self._known, *self._strangers, *self._greeted.values()}
         new = [node.node_id for node in self._grid.get_nodes() if node.node_id not in asked]
-        messages = [Message(RecordDict(), node, "query.hello", ttl=self._plan.patience) for node in new]
-        self._greeted |= dict(zip(self._grid.push_messages(messages), new, strict=True)) if messages else {}
+        self._greeted |= self._push({n: Message(RecordDict(), n, "query.hello", ttl=self._plan.timeout) for n in new})
 
     def _meet(self, node: int, message: Message) -> None:
         if message.has_error():
@@ -93,7 +99,7 @@ class GridLink:
             return f"it has {theirs}, the server {ours}; install the same versions"
         if hello.name not in self._plan.clients:
             return f"it is not in clients = {', '.join(self._plan.clients)}"
-        if registered in self._plan.clients and registered != hello.name:
+        if registered and registered != hello.name:
             return f"its key is registered as {registered!r}, not as {hello.name!r}"
         if any(known.name == hello.name for known in self._known.values()):
             return "another node that is connected has this name"

@@ -59,6 +59,7 @@ class Server:
         self.run, self.last, self.since = facts["run"], facts["last"], facts["since"]
         self.lost, self.checks.longest = set(facts["lost"]), facts["longest"]
         self.remote.counted[:] = facts["samples"]
+        self.remote.since[:] = [self.since.get(name, 0) for name in self.remote.names]
         self.rule.restore(found.tensors)
         self.rule.state.round = facts["round"]
 
