@@ -31,6 +31,14 @@ start() { # NAME COMMAND...: in the background, in a group of its own, so that `
     echo $! >"$WORK/pids/$name"
 }
 
+sweep() { # TEXT: end what a SuperLink or SuperNode that was killed has left behind, of ours and with TEXT in its command
+    local found
+    for found in $(grep -lzxF "FLWR_HOME=$FLWR_HOME" /proc/[0-9]*/environ 2>/dev/null); do
+        found=${found//[^0-9]/}
+        { tr '\0' ' ' <"/proc/$found/cmdline" | grep -qF -- "$1" && kill -KILL "$found"; } 2>/dev/null || true
+    done
+}
+
 port_of() { # NAME
     local k=1 party
     for party in $PARTIES; do [ "$party" = "$1" ] && break; k=$((k + 1)); done
@@ -61,6 +69,7 @@ TOML
 }
 
 link() {
+    sweep "--runtime-api-address 127.0.0.1:$PORT "
     free "$PORT"
     start superlink flower-superlink --host 127.0.0.1 --port "$PORT" --database "$WORK/state.db" \
         --ssl-ca-certfile "$WORK/keys/ca.crt" --ssl-certfile "$WORK/keys/server.crt" --ssl-keyfile "$WORK/keys/server.key" \
@@ -81,6 +90,7 @@ register() {
 }
 
 node() { # NAME
+    sweep "--runtime-api-address 127.0.0.1:$(port_of "$1") "
     free "$(port_of "$1")"
     start "$1" flower-supernode --superlink "127.0.0.1:$PORT" --root-certificates "$WORK/keys/ca.crt" \
         --auth-supernode-private-key "$WORK/keys/$1" --host 127.0.0.1 --port "$(port_of "$1")" \
@@ -110,6 +120,7 @@ down() {
         kill -KILL -- "-$group" 2>/dev/null || true
         rm "$file"
     done
+    sweep "/fl" # flower-*, flwr-*
 }
 
 case ${2:-all} in

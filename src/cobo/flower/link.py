@@ -15,7 +15,7 @@ from cobo.flower.records import pack, unpack
 from cobo.flower.wire import Hello, Order, Reply
 from cobo.training.events import Listener
 
-POLL = 0.2  # seconds between two looks for replies
+POLL, GREET = 0.2, 3.0  # seconds between two looks for replies, and for newcomers
 Who = TypeVar("Who", str, int)
 UNAVAILABLE = (3, 4, 5)  # Flower's codes for nodes and messages that are gone
 
@@ -39,6 +39,7 @@ class GridLink:
     def exchange(self, orders: Mapping[str, Order], timeout: float) -> dict[str, Reply | str]:
         end = time.monotonic() + (timeout if orders else min(timeout, 5.0))
         self._greet()
+        greeted = time.monotonic()
         nodes = {hello.name: node for node, hello in self._known.items()}
         asked = {name: Message(pack(order), nodes[name], "train", ttl=timeout) for name, order in orders.items()}
         sent = self._push(asked)
@@ -53,6 +54,9 @@ class GridLink:
             if (orders and not sent) or (not orders and not self._greeted) or time.monotonic() > end:
                 break
             time.sleep(POLL)
+            if time.monotonic() - greeted > GREET:
+                self._greet()
+                greeted = time.monotonic()
         if not orders:
             time.sleep(POLL)
         return replies
