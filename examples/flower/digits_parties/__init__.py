@@ -1,1 +1,1 @@
-"""A Flower project: three parties with handwritten digits, of which one calls them differently."""
+"""A Flower project: three parties tell large digits from small ones; one of them says it the other way round."""
