@@ -192,7 +192,7 @@ def test_a_reply_that_cannot_be_right_is_refused_by_name_and_touches_nobody(tmp_
         kinds = bad[(order.round - first) * 4 :][:4]
         return kinds[turn[0] % 4](reply)
 
-    settings = {"cobo.gamma": 1.0, "cobo.sampling": "every", "rounds": 6}
+    settings = {"cobo.gamma": 1.0, "cobo.sampling": "every", "rounds": 6, "fewest": 2}
     plan = plan_of(tmp_path, **settings, out=str(tmp_path / "away"))
     away, *_ = run(plan, tmp_path, who=without("east", *rounds))
     for k in turns:

@@ -199,15 +199,9 @@ def clean_run(folder):
     """The same plan with the three that mean well, and nothing in the way; in this process."""
     space: dict = {}
     exec(compile(TASK, "task", "exec"), space)
-    config = {
-        "method": "cobo",
-        "lr": 0.1,
-        "momentum": 0.9,
-        "cobo.rho": 0.3,
-        "cobo.gamma": 0.5,
-        "cobo.sampling": "every",
-    }
-    plan = Plan.of({**config, **SETTINGS, "seed": 0, "out": str(folder / "clean"), "fewest": 3})
+    config = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    config |= {f"cobo.{key}": value for key, value in config.pop("cobo").items()}
+    plan = Plan.of({**config, **SETTINGS, "out": str(folder / "clean"), "fewest": 3})
     hand = Hand(plan, folder / "clean-disks", who=lambda round: GOOD, model=space["make_model"])
     hand.clients = {name: space["party"](name) for name in GOOD}
     serve(plan, space["make_model"], lambda server, tell: hand, lambda event: None)
