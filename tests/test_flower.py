@@ -378,6 +378,7 @@ def test_nothing_that_server_or_client_imports_can_unpickle():
     assert {"cobo.flower.party", "cobo.flower.server", "cobo.training.checkpoint"} <= seen
 
 
+@pytest.mark.slow
 def test_importing_cobo_imports_no_flower_and_without_it_one_line_says_what_to_install(tmp_path):
     code = "import sys, cobo, cobo.cli; assert not {'flwr', 'ray'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

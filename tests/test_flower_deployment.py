@@ -21,7 +21,11 @@ import cobo
 from cobo.flower.plan import Plan
 from cobo.flower.server import serve
 
-pytestmark = pytest.mark.slow
+TOOLS = ("openssl", "ssh-keygen", "setsid")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not all(map(shutil.which, TOOLS)) or not Path("/proc").exists(), reason=f"needs {TOOLS}, /proc"),
+]
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "flower"
 PARTIES = ("north", "south", "east", "west")

@@ -41,10 +41,12 @@ class Checks:
         return {k: self._rule.length(client, k, getattr(reply, k)) for k in self._rule.shapes(orders[client])}
 
     def _wrong(self, orders: Orders, client: int, reply: Reply, run: str, round: int) -> str:
-        if (reply.name, reply.run, reply.round) != (self._names[client], run, round):
-            return f"it is that of {reply.name!r} in round {reply.round}, not in round {round}"
         if reply.problem:
             return reply.problem
+        if (reply.name, reply.run, reply.round) != (self._names[client], run, round):
+            return (
+                f"it is of {reply.name!r} in round {reply.round} of run {reply.run}, not of round {round} of run {run}"
+            )
         if reply.lost:
             return "it no longer has its model; it will be sent one to go on with"
         start = self._rule.remote.blueprint.start
