@@ -7,13 +7,13 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 
 import click
 
-from cobo.cli import runs, views
+from cobo.cli import flower, runs, views
 from cobo.cli.terminal import Stopped, app
 from cobo.compute.allocator import keep_freed_memory
 from cobo.engines import join
 from cobo.errors import CheckpointError, CoboError, ConfigError, DataError
 
-__all__ = ["main", "runs", "views"]
+__all__ = ["flower", "main", "runs", "views"]
 
 SHARED = ("run", "compare", "demo")  # commands whose runs torchrun's processes share
 

@@ -54,24 +54,15 @@ class Client:
         return f"Client({self.name!r}, {len(self.train)} samples)"
 
 
-def check_clients(clients: Sequence[Client]) -> list[Client]:
-    """The clients as a list, or a `ConfigError`: at least two, distinct names, data of one shape."""
+def check_clients(clients: Sequence[Client], fewest: int = 2) -> list[Client]:
+    """The clients as a list, or a `ConfigError`: at least two (or `fewest`), distinct names, data of one shape."""
     clients = list(clients)
     for client in clients:
         if not isinstance(client, Client):
             raise ConfigError(f"clients must be cobo.Client objects, but one is a {type(client).__name__}")
-    if len(clients) < 2:
+    if len(clients) < fewest:
         raise ConfigError(f"clients = {clients!r}: collaboration needs at least two clients")
-    seen: dict[str, str] = {}
-    for client in clients:
-        # Names become file names, and some file systems do not tell north from North, nor two ways to write an accent.
-        folded = unicodedata.normalize("NFC", client.name).casefold()
-        if folded in seen:
-            raise ConfigError(
-                f"client names must be distinct, also without regard to case, but there are {seen[folded]!r} and "
-                f"{client.name!r}; rename one"
-            )
-        seen[folded] = client.name
+    check_names([client.name for client in clients])
     first = clients[0]
     for client in clients:
         for part, samples in (("train", client.train), ("test", client.test)):
@@ -81,6 +72,20 @@ def check_clients(clients: Sequence[Client]) -> list[Client]:
                     f"{first.name!r} has {first.train.signature}; all clients need samples of one shape"
                 )
     return clients
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Refuse names that cannot be those of files, or that are not distinct."""
+    seen: dict[str, str] = {}
+    for name in names:
+        # Some file systems do not tell north from North, nor two ways to write an accent.
+        folded = unicodedata.normalize("NFC", _checked_name(name)).casefold()
+        if folded in seen:
+            raise ConfigError(
+                f"client names must be distinct, also without regard to case, but there are {seen[folded]!r} and "
+                f"{name!r}; rename one"
+            )
+        seen[folded] = name
 
 
 def _checked_name(name: Any) -> str:

@@ -11,7 +11,7 @@ those asked for are of clients that are here (`place`), and pairs of any.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -41,6 +41,8 @@ class Federation(Place):
     `held` says whose rows and samples are here (positions among everyone), if not all are.
     """
 
+    fewest: ClassVar[int] = 2  # clients
+
     def __init__(
         self,
         clients: Sequence[Client],
@@ -58,7 +60,7 @@ class Federation(Place):
         device: str | torch.device = "cpu",
         held: Indices | None = None,
     ) -> None:
-        self.clients = check_clients(clients)
+        self.clients = check_clients(clients, self.fewest)
         self.everyone = [client.name for client in self.clients]
         self._held = np.arange(len(self.clients)) if held is None else held
         self.attend(self.everyone)

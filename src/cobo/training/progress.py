@@ -61,8 +61,10 @@ class LiveProgress:
             if names != self._aside:
                 self._aside = names
                 self._say(f"{self._label}: round {event['round']}: gradient not finite, set aside: {names}")
-        elif kind in ("joined", "left"):
+        elif kind in ("joined", "left", "left out"):
             self._say(f"{self._label}: round {event['round']}: {kind}: {', '.join(event['clients'])}")
+        elif kind == "refused":
+            self._say(f"{self._label}: refused {event['client']}: {event['message']}")
         elif kind == "warning":
             self._say(f"{self._label}: {event['message']}")
 

@@ -1,0 +1,134 @@
+"""The server's link to clients through Flower's grid: who is there, who they are, orders out and replies in."""
+
+import time
+from collections.abc import Iterable, Mapping
+from importlib.metadata import version
+from typing import TypeVar
+
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+
+import cobo
+from cobo.federation import Federation
+from cobo.flower.plan import Plan
+from cobo.flower.records import pack, unpack
+from cobo.flower.wire import Hello, Order, Reply
+from cobo.training.events import Listener
+
+POLL, GREET = 0.2, 3.0  # seconds between two looks for replies, and for newcomers
+Who = TypeVar("Who", str, int)
+UNAVAILABLE = (3, 4, 5)  # Flower's codes for nodes and messages that are gone
+
+
+class GridLink:
+    """Nodes are known by the names of their clients, once they have said hello and are found to fit."""
+
+    def __init__(self, grid: Grid, plan: Plan, federation: Federation, tell: Listener) -> None:
+        self._grid, self._plan, self._tell = grid, plan, tell
+        self._blueprint = federation.blueprint
+        self._known: dict[int, Hello] = {}  # by node
+        self._greeted: dict[str, int] = {}  # node by message, until it answers
+        self._strangers: set[int] = set()  # nodes that cannot take part
+
+    def present(self) -> Mapping[str, Hello]:
+        here = {node.node_id for node in self._grid.get_nodes()}
+        self._known = {node: hello for node, hello in self._known.items() if node in here}
+        self._strangers &= here
+        return {hello.name: hello for hello in self._known.values()}
+
+    def exchange(self, orders: Mapping[str, Order], timeout: float) -> dict[str, Reply | str]:
+        end = time.monotonic() + (timeout if orders else min(timeout, 5.0))
+        self._greet()
+        greeted = time.monotonic()
+        nodes = {hello.name: node for node, hello in self._known.items()}
+        asked = {name: Message(pack(order), nodes[name], "train", ttl=timeout) for name, order in orders.items()}
+        sent = self._push(asked)
+        replies: dict[str, Reply | str] = {}
+        while True:
+            for message in self._pull([*sent, *self._greeted]):
+                question = message.metadata.reply_to_message_id
+                if question in self._greeted:
+                    self._meet(self._greeted.pop(question), message)
+                elif question in sent:
+                    self._receive(sent.pop(question), message, replies)
+            if (orders and not sent) or (not orders and not self._greeted) or time.monotonic() > end:
+                break
+            time.sleep(POLL)
+            if time.monotonic() - greeted > GREET:
+                self._greet()
+                greeted = time.monotonic()
+        if not orders:
+            time.sleep(POLL)
+        return replies
+
+    def _push(self, messages: Mapping[Who, Message]) -> dict[str, Who]:
+        """To whom each message went, by its id; Flower has an id only for those that it could take."""
+        ids = self._grid.push_messages(list(messages.values())) if messages else []
+        return {id: who for id, who in zip(ids, messages, strict=False) if id}
+
+    def _pull(self, messages: list[str]) -> Iterable[Message]:
+        return self._grid.pull_messages(messages) if messages else []
+
+    def _greet(self) -> None:
+        """Ask nodes that are new who they are; they may answer in a later exchange."""
+        asked = {*self._known, *self._strangers, *self._greeted.values()}
+        new = [node.node_id for node in self._grid.get_nodes() if node.node_id not in asked]
+        self._greeted |= self._push({n: Message(RecordDict(), n, "query.hello", ttl=self._plan.timeout) for n in new})
+
+    def _meet(self, node: int, message: Message) -> None:
+        if message.has_error():
+            if message.error.code not in UNAVAILABLE:
+                self._refuse(node, f"node {node}", f"its ClientApp failed: {_last_line(message.error.reason)}")
+            return
+        try:
+            hello = unpack(Hello, message.content)
+        except ValueError as error:
+            self._refuse(node, f"node {node}", f"its hello: {error}")
+            return
+        why = self._unfit(node, hello)
+        if why:
+            self._refuse(node, hello.name or f"node {node}", why)
+        else:
+            self._known[node] = hello
+            self._tell({"event": "connected", "client": hello.name, "node": str(node)})
+
+    def _unfit(self, node: int, hello: Hello) -> str:
+        mine = versions()
+        registered = next((n.name for n in self._grid.get_nodes() if n.node_id == node), "")
+        start = self._blueprint.start
+        if hello.problem:
+            return hello.problem
+        if {"cobo": hello.cobo, "flwr": hello.flwr} != mine:
+            theirs, ours = f"cobo {hello.cobo} and flwr {hello.flwr}", f"cobo {mine['cobo']} and flwr {mine['flwr']}"
+            return f"it has {theirs}, the server {ours}; install the same versions"
+        if hello.name not in self._plan.clients:
+            return f"it is not in clients = {', '.join(self._plan.clients)}"
+        if registered and registered != hello.name:
+            return f"its key is registered as {registered!r}, not as {hello.name!r}"
+        if any(known.name == hello.name for known in self._known.values()):
+            return "another node that is connected has this name"
+        if (hello.parameters, hello.dtype) != (len(start), str(start.dtype)):
+            return f"its model has {hello.parameters} parameters of {hello.dtype}, not {len(start)} of {start.dtype}"
+        return "" if hello.samples > 0 else "it has no samples"
+
+    def _refuse(self, node: int, who: str, why: str) -> None:
+        self._strangers.add(node)
+        self._tell({"event": "refused", "client": who, "message": why})
+
+    def _receive(self, name: str, message: Message, replies: dict[str, Reply | str]) -> None:
+        if message.has_error():
+            if message.error.code not in UNAVAILABLE:
+                replies[name] = f"its ClientApp failed: {_last_line(message.error.reason)}"
+            return
+        try:
+            replies[name] = unpack(Reply, message.content)
+        except ValueError as error:
+            replies[name] = str(error)
+
+
+def versions() -> dict[str, str]:
+    return {"cobo": cobo.__version__, "flwr": version("flwr")}
+
+
+def _last_line(text: str | None) -> str:
+    return (text or "no reason given").strip().splitlines()[-1]

@@ -1,0 +1,113 @@
+"""An experiment on Flower's simulation: real messages, virtual nodes, in processes that Ray starts here."""
+
+import contextlib
+import json
+import logging
+import os
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import ray
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from flwr.simulation import run_simulation
+from safetensors.torch import load_file
+
+from cobo.compute.task import Task
+from cobo.errors import ConfigError
+from cobo.experiments import EXPERIMENTS, Experiment
+from cobo.experiments.experiment import Parts
+from cobo.experiments.runner import Claim
+from cobo.flower.apps import answering
+from cobo.flower.link import GridLink
+from cobo.flower.party import Party
+from cobo.flower.plan import Plan
+from cobo.flower.server import Server, serve
+from cobo.training.architecture import describe
+from cobo.training.events import Event, Listener
+from cobo.training.result import Result
+from cobo.training.settings import Training
+
+METHODS = ("cobo", "local", "fedavg", "ditto")
+
+
+def simulate(
+    experiment: Experiment, method: str, seed: int, folder: Path, *, local_steps: int, resume: bool, listener: Listener
+) -> Result:
+    """One method with one seed, recorded in FOLDER/METHOD/seed-K, with the clients' disks in its `parties`."""
+    if method not in METHODS:
+        raise ConfigError(f"method {method!r} cannot be run with Flower; it should be one of {', '.join(METHODS)}")
+    place = folder / method / f"seed-{seed}"
+    claim = Claim(folder, experiment)
+    parts = experiment.parts(seed)
+    plan = _plan(experiment, method, seed, parts, place, local_steps, resume)
+    plan.check()
+    table = experiment.model_dump_json(exclude_none=True)
+    servers: list[Server] = []
+    server = ServerApp()
+
+    def tell(event: Event) -> None:
+        claim(event)
+        listener(event)
+
+    @server.main()
+    def main(grid: Grid, context: Context) -> None:
+        servers.append(serve(plan, parts.model, lambda s, heard: GridLink(grid, plan, s.remote, heard), tell))
+
+    def party(context: Context) -> Party:
+        parts = _parts(experiment.experiment, table, seed)
+        client = parts.clients[int(context.node_config["partition-id"])]
+        return Party(client, parts.model, Task(parts.loss), plan, place / "parties")
+
+    _quietly(server, answering(party), len(parts.clients))
+    result = _with_models(servers[0], parts, place)
+    result.save(place)
+    return result
+
+
+def _plan(
+    experiment: Experiment, method: str, seed: int, parts: Parts, place: Path, local_steps: int, resume: bool
+) -> Plan:
+    chosen = experiment.method(method)
+    own = {k: v for k, v in chosen.model_dump().items() if k != "local_steps"}
+    training = Training(**experiment.training(method, seed)).model_dump()
+    clients = tuple(client.name for client in parts.clients)
+    ours: dict[str, Any] = {"clients": clients, "chosen": method, "own": own, "local_steps": local_steps}
+    return Plan(**training, **ours, out=str(place), resume=resume)
+
+
+@cache
+def _parts(kind: str, table: str, seed: int) -> Parts:
+    """The experiment's clients and model, made once in each of Ray's processes."""
+    return EXPERIMENTS[kind](**json.loads(table)).parts(seed)
+
+
+def _quietly(server: ServerApp, client: object, nodes: int) -> None:
+    """Flower's simulation, with nothing sent to Flower, and no process left behind."""
+    usual = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+    for name, value in usual.items():
+        os.environ.setdefault(name, value)
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+    try:
+        run_simulation(server, client, nodes, backend_config=resources)  # type: ignore[arg-type]
+    finally:
+        with contextlib.suppress(Exception):
+            ray.shutdown()
+
+
+def _with_models(server: Server, parts: Parts, place: Path) -> Result:
+    """The result with the personal models, which in a simulation are all on this disk."""
+    result, blueprint = server.result, server.remote.blueprint
+    places = {name: place / "parties" / server.run / name / "models" / f"{name}.safetensors" for name in result.present}
+    states = {name: load_file(path) for name, path in places.items()}
+    own = next(iter(states.values()))
+    return replace(
+        result,
+        states=states,
+        shared={name: t for name, t in blueprint.module.state_dict().items() if name not in own},
+        true_groups=[client.group for client in parts.clients],
+        architecture=describe(blueprint.module),
+    )
