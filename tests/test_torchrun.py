@@ -6,11 +6,13 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 import ranked
+import torch
 from conftest import blobs
 from safetensors.torch import load_file
 
@@ -162,6 +164,15 @@ def test_blocks_of_clients_are_even_in_cost_and_none_is_empty(processes):
             assert loads.max() <= costs.sum() / processes + costs.max()
         equal = np.bincount(balanced(np.ones(n), processes))
         assert equal.max() - equal.min() <= 1
+
+
+def test_a_start_meets_under_a_new_name_whatever_an_earlier_one_has_left():
+    store = torch.distributed.HashStore()
+    store.set("cobo/asks/2", "of one that was killed before it had an answer")
+    with ThreadPoolExecutor(3) as pool:
+        first, again = ([*pool.map(lambda rank: ranks._meet(store, rank, 3), range(3))] for _ in range(2))
+    assert len(set(first)) == len(set(again)) == 1
+    assert first != again
 
 
 class Two(ranks.Ranks):

@@ -6,6 +6,8 @@ Only the first of them reads and writes files and speaks to the user. Tensors on
 import json
 import math
 import os
+import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -14,10 +16,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from cobo import errors
 from cobo.errors import CoboError, RankLost
+
+PATIENCE = 600.0  # seconds that the first process waits for the others to start
 
 
 class Alone:
@@ -63,7 +68,8 @@ class Ranks(Alone):
     """Several processes, which all call the same in the same order."""
 
     def __init__(self) -> None:
-        self._store, self.rank, self.size = next(iter(rendezvous("env://")))
+        store, self.rank, self.size = next(iter(rendezvous("env://")))
+        self._store = PrefixStore(_meet(store, self.rank, self.size), store)
         self._place = int(os.environ["LOCAL_RANK"])
         backend = "gloo"
         if torch.cuda.is_available():
@@ -140,6 +146,31 @@ def join() -> Alone:
     """The processes of this run: those that torchrun started, if it did."""
     started = dist.is_torchelastic_launched() and int(os.environ.get("WORLD_SIZE", "1")) > 1
     return Ranks() if started else Alone()
+
+
+def _meet(store: Any, rank: int, size: int) -> str:
+    """A name for this start of the run, the same in all its processes.
+
+    After a restart torchrun's store still has the addresses of those that ended, and a quick process would call them
+    (github.com/pytorch/pytorch/issues/135712); restarts are not counted alike on all machines. So the others ask,
+    each with a word of its own, and the first answers whatever is asked until all have come.
+    """
+    word, deadline = uuid.uuid4().hex, time.monotonic() + PATIENCE
+    if rank:
+        store.set(f"cobo/asks/{rank}", word)
+        answer: bytes = store.get(f"cobo/answer/{word}")  # waits for it
+        name = answer.decode()
+        store.set(f"{name}/{rank}", "here")
+        return name
+    name = f"cobo/{word}"
+    while not all(store.check([f"{name}/{other}"]) for other in range(1, size)):
+        for asks in (f"cobo/asks/{other}" for other in range(1, size)):
+            if store.check([asks]):
+                store.set(f"cobo/answer/{store.get(asks).decode()}", name)
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"not all {size} processes of torchrun came within {PATIENCE:.0f} s; start them again")
+        time.sleep(0.01)
+    return name
 
 
 @contextmanager
