@@ -31,7 +31,7 @@ def changes(*events):
 
 def small(clients=None, *events, roster=None, **options):
     settings = {"model": lambda: mlp(2, [6], 2), "rounds": 30, "batch_size": 5, "lr": 0.1, "evaluate_every": 5}
-    roster = cobo.Roster(changes=changes(*events), **(roster or {}))
+    roster = cobo.Roster(**{"changes": changes(*events), **(roster or {})})
     return cobo.fit(clients or people(), roster=roster, **{**settings, **options})
 
 
@@ -360,6 +360,14 @@ def test_a_run_goes_on_with_a_client_more_and_a_client_less(tmp_path, name):
     assert (tmp_path / "run" / "models" / "c1.safetensors").exists()
     assert result.weights is None or result.weights.shape == (3, 3)
     assert cobo.load(tmp_path / "run").names == ["c3", "c2", "c0"]
+
+
+def test_a_run_that_stops_just_before_someone_joins_counts_the_probe_all_the_same(tmp_path):
+    joins = {"changes": changes((10, "join", "c1"))}
+    stopped(tmp_path, people(), round=10, roster=joins)
+    again = small(people(), out=tmp_path / "run", resume=True, roster=joins)
+    whole = small(people(), roster=joins)
+    assert [line["gradients"] for line in again.history] == [line["gradients"] for line in whole.history]
 
 
 def test_those_who_stay_do_not_notice_a_change_between_starts(tmp_path):

@@ -24,8 +24,7 @@ def main() -> None:
     try:
         with _only_the_first_speaks():
             code = app(standalone_mode=False)
-        join().leave()
-        sys.exit(code)
+        _end(code)
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         sys.exit(2)
@@ -62,5 +61,13 @@ def _only_the_first_speaks() -> Iterator[None]:
 def _fail(message: str, code: int) -> None:
     if join().speaks():
         sys.stderr.write(f"cobo: {message}\n")
-        sys.stderr.flush()
-    sys.exit(code)
+    _end(code)
+
+
+def _end(code: int | None) -> None:
+    if join().size == 1:
+        sys.exit(code)
+    join().leave()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code or 0)  # threads of torch's that are still there when Python ends can bring the process down

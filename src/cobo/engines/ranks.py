@@ -3,6 +3,7 @@
 Only the first of them reads and writes files and speaks to the user. Tensors on GPUs go by NCCL, all others by gloo.
 """
 
+import atexit
 import json
 import math
 import os
@@ -76,6 +77,7 @@ class Ranks(Alone):
             torch.cuda.set_device(self._place % torch.cuda.device_count())
             backend = "cpu:gloo,cuda:nccl"
         dist.init_process_group(backend, store=self._store, rank=self.rank, world_size=self.size)
+        atexit.register(self.leave)
 
     def device(self, name: str) -> str:
         return f"cuda:{self._place % torch.cuda.device_count()}" if name == "cuda" else name
@@ -138,7 +140,8 @@ class Ranks(Alone):
             return self.leads
 
     def leave(self) -> None:
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 @cache

@@ -288,10 +288,10 @@ class Run:
                 state.tensors[leaf] = tensor
             elif room == "optimizer":
                 state.optimizer.state[state.models][leaf] = tensor.to(state.X.device) if leaf != "step" else tensor
-        self.members.restore(state, facts, tensors)
-        self._replay_schedule(state.round)
         if self._ranks.leads:  # what the others have done is counted in
             self.federation.computed, self.federation.compared = facts["gradients"], facts["comparisons"]
+        self.members.restore(state, facts, tensors)  # who joins now is probed, which counts
+        self._replay_schedule(state.round)
         self._seconds_before = facts["seconds"]
         self._keep_records(state.round)
         return True

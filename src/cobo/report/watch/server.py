@@ -4,6 +4,7 @@ import ipaddress
 import json
 import os
 import secrets
+import signal
 import socket
 from collections.abc import Callable
 from http.cookies import CookieError, SimpleCookie
@@ -134,6 +135,7 @@ def serve(now: Now, host: str, port: int, token: str | None, say: Callable[[str]
         import networkx  # noqa: F401, what takes seconds to import is there before it is needed
         import sklearn.metrics  # noqa: F401
 
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell has ignored by what runs behind it
         say(f"watching at {server.url} (Ctrl-C ends it)")
         try:
             server.serve_forever()
