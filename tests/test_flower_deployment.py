@@ -107,10 +107,12 @@ def free_ports(count):
     raise AssertionError("no free ports")
 
 
-def until(condition, what, seconds=1500):
+def until(condition, what, seconds=1500, run=None):
+    """Wait; a `run` that ends meanwhile has failed."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"waited in vain for: {what}"
+        assert run is None or run.poll() is None, f"the run ended before: {what}"
         time.sleep(0.3)
 
 
@@ -230,16 +232,16 @@ def test_kills_restarts_impostors_and_bad_replies_do_not_harm_the_others(deploym
     astray = d.impostor("wrong-ca", ca=keys / "x.crt", key=keys / "north")
 
     running = d.run()
-    until(lambda: d.measured("north", 1) or running.poll() is not None, "round 1")
+    until(lambda: d.measured("north", 1), "round 1", run=running)
     d.kill("north")
-    until(lambda: any("north" in e["clients"] for e in d.events("left out")), "north to be missed")
+    until(lambda: any("north" in e["clients"] for e in d.events("left out")), "north to be missed", run=running)
     hold = d.work / "flwr" / "hold"
     hold.touch()
     missed = d.events("left out")[0]["round"]
     d.step("node", "north")
-    until(lambda: [e["client"] for e in d.events("connected")].count("north") == 2, "north to be back")
+    until(lambda: [e["client"] for e in d.events("connected")].count("north") == 2, "north to be back", run=running)
     hold.unlink()
-    until(lambda: d.measured("north", missed + 1) or running.poll() is not None, "north to be back")
+    until(lambda: d.measured("north", missed + 1), "a round with north", run=running)
     d.kill("superlink")
     d.step("link")
     again = d.run(resume=True)

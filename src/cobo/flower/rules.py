@@ -39,6 +39,7 @@ class Remote(Federation):
 
     def __init__(self, plan: Plan, model: Any) -> None:
         self.everyone, self.clients = list(plan.clients), []
+        self._held = np.arange(len(self.everyone))
         self.attend(self.everyone)
         self.seed, self.policy = plan.seed, plan.buffers
         self.batch_size = None if plan.batch_size is None else plan.accumulate * plan.batch_size
