@@ -178,12 +178,16 @@ BAD = {
     "another's": lambda r: replace(r, name="south"),
     "an old one": lambda r: replace(r, round=r.round - 1),
     "of another run": lambda r: replace(r, run="0" * 32),
+    "not asked for": lambda r: replace(r, direction=r.model),
+    "impossible scores": lambda r: replace(r, measured={"accuracy": 1.7e308}),
+    "a zero-dimensional model": lambda r: replace(r, model=r.model.sum()),
+    "pairs of integers": lambda r: replace(r, pairs=r.pairs.int()),
 }
 
 
 @pytest.mark.parametrize(("first", "turns"), [(0, range(4)), (2, [2])])
 def test_a_reply_that_cannot_be_right_is_refused_by_name_and_touches_nobody(tmp_path, first, turns):
-    rounds = list(range(first, first + 3))
+    rounds = list(range(first, first + len(BAD) // 4))
     bad = list(BAD.values())
 
     def meddle(name, order, reply):
@@ -202,6 +206,49 @@ def test_a_reply_that_cannot_be_right_is_refused_by_name_and_touches_nobody(tmp_
         assert [(e["client"], e["round"]) for e in refused] == [("east", round) for round in rounds]
         assert all(e["message"] for e in refused)
         assert_same(models_and_weights(server, tmp_path), models_and_weights(away, tmp_path))
+
+
+def test_counts_that_cannot_be_are_no_message():
+    for kind, count in ((Hello, "samples"), (Reply, "gradients")):
+        known = {"name": "north"} | ({} if kind is Hello else {"run": "a", "round": 0})
+        for value in (-1, 2**41):
+            with pytest.raises(ValueError, match=count):
+                kind(**known, **{count: value})
+
+
+def test_pairs_nobody_asked_for_are_refused(tmp_path):
+    plan = plan_of(tmp_path, **{"cobo.sampling": "time", "cobo.time-rate": 1e-9, "rounds": 3, "fewest": 2})
+
+    def meddle(name, order, reply):
+        assert order.midpoints is None
+        return replace(reply, pairs=torch.ones(1, 42)) if name == "east" and order.round < 3 else reply
+
+    _, _, events = run(plan, tmp_path, meddle=meddle)
+    refused = [e for e in events if e["event"] == "refused"]
+    assert [e["client"] for e in refused] == ["east"] * 3
+    assert "for which it was not asked" in refused[0]["message"]
+
+
+def test_an_honest_newcomer_is_welcome_when_the_others_have_learned(tmp_path):
+    settings = {"cobo.gamma": 1.0, "cobo.sampling": "every", "rounds": 50, "local-steps": 10, "fewest": 2}
+    plan = plan_of(tmp_path, **settings)
+    server, _, events = run(plan, tmp_path, who=lambda round: NAMES if round >= 40 else ("north", "east"))
+    assert [e for e in events if e["event"] == "refused"] == []
+    assert server.since["south"] == 40
+
+
+def test_a_resume_that_is_refused_keeps_everything(tmp_path):
+    plan = plan_of(tmp_path, rounds=4)
+    run(plan, tmp_path)
+    kept = (tmp_path / "out" / "metrics.jsonl").read_bytes()
+    with pytest.raises(CheckpointError, match="rounds = 4, not 8"):
+        run(plan.replace(rounds=8, resume=True), tmp_path)
+    assert (tmp_path / "out" / "metrics.jsonl").read_bytes() == kept
+    for state in (tmp_path / "out" / "checkpoint").glob("*/state.json"):
+        state.write_text("{}")
+    with pytest.raises(CheckpointError, match="no checkpoint that can be read"):
+        run(plan.replace(resume=True), tmp_path)
+    assert (tmp_path / "out" / "metrics.jsonl").read_bytes() == kept
 
 
 def test_a_server_that_was_killed_goes_on_with_the_same_run(tmp_path):
@@ -412,7 +459,27 @@ def test_who_does_not_fit_is_refused_with_the_reason(tmp_path):
     assert "install the same" in link._unfit(0, replace(good, flwr="1.40.0"))
     assert "registered as 'south'" in link._unfit(1, good)
     assert "not in clients" in link._unfit(2, replace(good, name="west"))
-    assert "43 parameters" in link._unfit(2, replace(good, parameters=43))
+    assert "registered as ''" in link._unfit(2, good)
+    assert "43 parameters" in link._unfit(0, replace(good, parameters=43))
     assert link._unfit(0, replace(good, problem="no data")) == "no data"
     link._known[2] = good
     assert "has this name" in link._unfit(0, good)
+    unnamed = GridLink(Nodes("", ""), plan, server.remote, lambda event: None)  # no keys are registered at all
+    assert unnamed._unfit(1, good) == ""
+
+
+def test_who_was_refused_is_asked_again_later_and_the_reason_is_told_once(tmp_path, monkeypatch):
+    events, now, greeted = [], [0.0], []
+    plan = plan_of(tmp_path)
+    nodes = Nodes("north")
+    nodes.push_messages = lambda messages: [greeted.append(m) or f"m{len(greeted)}" for m in messages]
+    monkeypatch.setattr("cobo.flower.link.Message", lambda *_, **__: "hello")  # one of Flower's needs a running app
+    monkeypatch.setattr("cobo.flower.link.time.monotonic", lambda: now[0])
+    link = GridLink(nodes, plan, Server(plan, model, tmp_path, events.append).remote, events.append)
+    link._greet()
+    for now[0], often in ((1.0, 1), (20.0, 1), (40.0, 2), (45.0, 2)):
+        while link._greeted:
+            link._refuse(link._greeted.popitem()[1], "north", "no data yet")
+        link._greet()
+        assert len(greeted) == often
+    assert [event["message"] for event in events if event["event"] == "refused"] == ["no data yet"]

@@ -145,8 +145,11 @@ def test_compare_says_everything_once_and_an_error_is_one_line(tmp_path):
     assert out.count("written to") == 1
     assert err.count("cobo seed 0") == 1
     assert set(json.loads((tmp_path / "results.json").read_text())["methods"]) == {"local", "cobo"}
-    (line,) = failed(torchrun(2, *command))
-    assert "already holds a run" in line
+    kept = (tmp_path / "results.json").read_bytes()
+    lines = failed(torchrun(2, *command, restarts=1))  # which is refused again, not gone on with
+    assert len(lines) == 2
+    assert all("already holds a run" in line for line in lines)
+    assert (tmp_path / "results.json").read_bytes() == kept
 
 
 # Without processes

@@ -106,8 +106,9 @@ up() {
 }
 
 run() {
+    touch "$WORK/begun"
     flwr run "$APP" ours --stream --run-config "out=\"$WORK/out\"" "$@"
-    [ -e "$WORK/out/result.json" ] || fail "the run did not finish; see $WORK/out/events.jsonl and what is said above"
+    [ "$WORK/out/result.json" -nt "$WORK/begun" ] || fail "the run did not finish; see $WORK/out/events.jsonl and what is said above"
 }
 
 down() {

@@ -21,8 +21,9 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from cobo import errors
-from cobo.errors import CoboError, RankLost
+from cobo.errors import CheckpointError, CoboError, ConfigError, DataError, RankLost
 
+REFUSED = "cobo/refused"  # that the user has to change something, in torchrun's store
 PATIENCE = 600.0  # seconds that the first process waits for the others to start
 
 
@@ -69,18 +70,33 @@ class Ranks(Alone):
     """Several processes, which all call the same in the same order."""
 
     def __init__(self) -> None:
-        store, self.rank, self.size = next(iter(rendezvous("env://")))
-        self._store = PrefixStore(_meet(store, self.rank, self.size), store)
+        self._lasting, self.rank, self.size = next(iter(rendezvous("env://")))  # outlives restarts
+        self._store = PrefixStore(_meet(self._lasting, self.rank, self.size), self._lasting)
         self._place = int(os.environ["LOCAL_RANK"])
+        if self.leads:  # restarts are not counted alike on all machines
+            self._store.set("restarted", str(int(super().restarted and not self._lasting.check([REFUSED]))))
+        self._restarted = self._store.get("restarted") == b"1"
         backend = "gloo"
         if torch.cuda.is_available():
-            torch.cuda.set_device(self._place % torch.cuda.device_count())
             backend = "cpu:gloo,cuda:nccl"
+            if self._place < torch.cuda.device_count():
+                torch.cuda.set_device(self._place)
         dist.init_process_group(backend, store=self._store, rank=self.rank, world_size=self.size)
         atexit.register(self.leave)
 
+    @property
+    def restarted(self) -> bool:
+        """As the first process has it; not if the run was refused before (its folder was taken), as it is again."""
+        return self._restarted
+
     def device(self, name: str) -> str:
-        return f"cuda:{self._place % torch.cuda.device_count()}" if name == "cuda" else name
+        if not name.startswith("cuda"):
+            return name
+        if name != "cuda":
+            raise ConfigError(f"device = {name!r} is one GPU for all processes of torchrun; set device = 'cuda'")
+        if self._place >= torch.cuda.device_count():
+            raise ConfigError(f"torchrun has more processes here than there are GPUs, {torch.cuda.device_count()}")
+        return f"cuda:{self._place}"
 
     def any(self, flag: bool) -> bool:
         return self.total(flag)[0] > 0
@@ -125,6 +141,8 @@ class Ranks(Alone):
             try:
                 told = {"value": action()}
             except CoboError as error:
+                if isinstance(error, ConfigError | DataError | CheckpointError):
+                    self._lasting.set(REFUSED, "1")
                 told, raised = {"error": type(error).__name__, "message": str(error)}, error
         told = self.collect(told)[0]
         if raised is not None:
@@ -171,7 +189,7 @@ def _meet(store: Any, rank: int, size: int) -> str:
             if store.check([asks]):
                 store.set(f"cobo/answer/{store.get(asks).decode()}", name)
         if time.monotonic() > deadline:
-            raise RuntimeError(f"not all {size} processes of torchrun came within {PATIENCE:.0f} s; start them again")
+            raise RankLost(f"not all {size} processes of torchrun came within {PATIENCE:.0f} s; start them again")
         time.sleep(0.01)
     return name
 

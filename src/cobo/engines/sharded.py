@@ -101,7 +101,7 @@ class Sharded(Federation):
                 if r == rank:
                     mine.append((who[rows], who[used], M[rows][:, used].to(X)))
         wanted = [self._elsewhere(r, need) for r, need in enumerate(needs)]
-        most = max(1, max(len(who) for who in wanted))
+        most = max(1, *(len(who) for need in needs for who in need), *(len(who) for who in wanted))
         columns = max(1024, FETCHED_AT_ONCE // (most * X.element_size()))
         for first in range(0, X.shape[1], columns):
             tile = X[:, first : first + columns]

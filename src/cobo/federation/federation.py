@@ -359,7 +359,10 @@ class Federation(Place):
     def build(self, models: Tensor, clients: Indices | None = None) -> dict[str, nn.Module]:
         """A ready module for each of these clients (or all present), by name."""
         names = self.names if clients is None else [self.names[k] for k in clients]
-        return {n: self.blueprint.build(row, self.buffers_of(n)) for n, row in zip(names, models, strict=True)}
+        return {
+            n: self.blueprint.build(row.to(self.device), self.buffers_of(n))
+            for n, row in zip(names, models, strict=True)
+        }
 
     def buffers_of(self, name: str) -> Buffers:
         """The buffers of one client, present or not."""

@@ -1,14 +1,17 @@
 """Every reply is checked before it touches a model or W: shape, type, finite, not far longer than what came before."""
 
+import math
 import statistics
 from collections.abc import Mapping
 
 import torch
 
 from cobo.flower.rules import Alone, Orders
-from cobo.flower.wire import Reply
+from cobo.flower.wire import TENSORS, Reply
 
 Lengths = dict[str, float]
+
+LARGEST = 1e305  # score, of which a thousand can be summed
 
 
 class Checks:
@@ -25,8 +28,7 @@ class Checks:
         for i, mine in lengths.items():
             before = self.longest.get(self._names[i], {})
             for kind, length in mine.items():
-                # Of who has sent nothing yet, the others' replies say what is usual.
-                usual = before.get(kind) or statistics.median_low([o[kind] for o in lengths.values() if kind in o])
+                usual = before.get(kind) or self._usual(kind, [o[kind] for o in lengths.values() if kind in o])
                 if usual and not length <= self._tolerance * usual:
                     bad[i] = f"its {kind} has length {length:.3g}, more than {self._tolerance:g} times {usual:.3g}"
         for i, mine in lengths.items():
@@ -34,6 +36,14 @@ class Checks:
                 kept = self.longest.setdefault(self._names[i], {})
                 kept.update({kind: max(length, kept.get(kind, 0.0)) for kind, length in mine.items()})
         return bad
+
+    def _usual(self, kind: str, now: list[float]) -> float:
+        """For who has sent nothing yet: the longest of anybody so far; or else the upper median of the round.
+
+        Newcomers learn when the others have done so, and their vectors are longer then.
+        """
+        longest = [lengths[kind] for lengths in self.longest.values() if kind in lengths]
+        return max(longest) if longest else statistics.median_high(now)
 
     def _lengths(self, orders: Orders, client: int, reply: Reply) -> Lengths:
         if not orders[client].steps:
@@ -50,7 +60,13 @@ class Checks:
         if reply.lost:
             return "it no longer has its model; it will be sent one to go on with"
         start = self._rule.remote.blueprint.start
-        for kind, shape in self._rule.shapes(orders[client]).items() if orders[client].steps else ():
+        shapes = self._rule.shapes(orders[client]) if orders[client].steps else {}
+        for kind in TENSORS[Reply]:
+            if kind not in shapes and getattr(reply, kind) is not None:
+                return f"it has {kind}, for which it was not asked"
+        if any(abs(value) > LARGEST for value in reply.measured.values() if math.isfinite(value)):
+            return "its scores are too large to be any"
+        for kind, shape in shapes.items():
             vectors = getattr(reply, kind)
             if vectors is None:
                 return f"it has no {kind}"

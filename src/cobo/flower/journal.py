@@ -72,15 +72,17 @@ class Journal:
         round = -1 if found is None else found.facts["round"]
         metrics, weights = self.folder / "metrics.jsonl", self.folder / "weights.safetensors"
         lines = read_metrics(metrics) if metrics.exists() else []
+        if found is None and any(line["round"] > 0 for line in lines):
+            raise CheckpointError(f"{self.folder} has no checkpoint that can be read; choose another out to start anew")
+        stored, given = found.facts["settings"] if found else {}, self._plan.same()
+        for key in {**stored, **given} if found else ():
+            if stored.get(key) != given.get(key):
+                was, now = stored.get(key), given.get(key)
+                raise CheckpointError(f"{self.folder} was run with {key} = {was!r}, not {now!r}; choose another out")
         self.history = [line for line in lines if line["round"] < round]
         checkpoint.write_atomic(metrics, "".join(json.dumps(line) + "\n" for line in self.history).encode())
         if found is None:
             return None
-        given = self._plan.same()
-        for key in {**found.facts["settings"], **given}:
-            was, now = found.facts["settings"].get(key), given.get(key)
-            if was != now:
-                raise CheckpointError(f"{self.folder} was run with {key} = {was!r}, not {now!r}; choose another out")
         if weights.exists():
             self.snapshots = [s for s in unpack_weights(weights, self._plan.clients) if s[0] < round]
         self.gradients, self.bytes = found.facts["gradients"], found.facts["bytes"]

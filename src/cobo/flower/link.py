@@ -15,7 +15,7 @@ from cobo.flower.records import pack, unpack
 from cobo.flower.wire import Hello, Order, Reply
 from cobo.training.events import Listener
 
-POLL, GREET = 0.2, 3.0  # seconds between two looks for replies, and for newcomers
+POLL, GREET, AGAIN = 0.2, 3.0, 30.0  # seconds between two looks for replies, for newcomers, for those refused before
 Who = TypeVar("Who", str, int)
 UNAVAILABLE = (3, 4, 5)  # Flower's codes for nodes and messages that are gone
 
@@ -28,12 +28,12 @@ class GridLink:
         self._blueprint = federation.blueprint
         self._known: dict[int, Hello] = {}  # by node
         self._greeted: dict[str, int] = {}  # node by message, until it answers
-        self._strangers: set[int] = set()  # nodes that cannot take part
+        self._strangers: dict[int, tuple[float, str]] = {}  # nodes that could not take part: since when, and why
 
     def present(self) -> Mapping[str, Hello]:
         here = {node.node_id for node in self._grid.get_nodes()}
         self._known = {node: hello for node, hello in self._known.items() if node in here}
-        self._strangers &= here
+        self._strangers = {node: refused for node, refused in self._strangers.items() if node in here}
         return {hello.name: hello for hello in self._known.values()}
 
     def exchange(self, orders: Mapping[str, Order], timeout: float) -> dict[str, Reply | str]:
@@ -70,8 +70,9 @@ class GridLink:
         return self._grid.pull_messages(messages) if messages else []
 
     def _greet(self) -> None:
-        """Ask nodes that are new who they are; they may answer in a later exchange."""
-        asked = {*self._known, *self._strangers, *self._greeted.values()}
+        """Ask nodes that are new, or may have mended, who they are; they may answer in a later exchange."""
+        refused = {node for node, (when, _) in self._strangers.items() if time.monotonic() < when + AGAIN}
+        asked = {*self._known, *refused, *self._greeted.values()}
         new = [node.node_id for node in self._grid.get_nodes() if node.node_id not in asked]
         self._greeted |= self._push({n: Message(RecordDict(), n, "query.hello", ttl=self._plan.timeout) for n in new})
 
@@ -90,11 +91,12 @@ class GridLink:
             self._refuse(node, hello.name or f"node {node}", why)
         else:
             self._known[node] = hello
+            self._strangers.pop(node, None)
             self._tell({"event": "connected", "client": hello.name, "node": str(node)})
 
     def _unfit(self, node: int, hello: Hello) -> str:
         mine = versions()
-        registered = next((n.name for n in self._grid.get_nodes() if n.node_id == node), "")
+        registered = {n.node_id: n.name for n in self._grid.get_nodes()}
         start = self._blueprint.start
         if hello.problem:
             return hello.problem
@@ -103,8 +105,8 @@ class GridLink:
             return f"it has {theirs}, the server {ours}; install the same versions"
         if hello.name not in self._plan.clients:
             return f"it is not in clients = {', '.join(self._plan.clients)}"
-        if registered and registered != hello.name:
-            return f"its key is registered as {registered!r}, not as {hello.name!r}"
+        if any(registered.values()) and registered.get(node) != hello.name:
+            return f"its key is registered as {registered.get(node)!r}, not as {hello.name!r}"
         if any(known.name == hello.name for known in self._known.values()):
             return "another node that is connected has this name"
         if (hello.parameters, hello.dtype) != (len(start), str(start.dtype)):
@@ -112,8 +114,10 @@ class GridLink:
         return "" if hello.samples > 0 else "it has no samples"
 
     def _refuse(self, node: int, who: str, why: str) -> None:
-        self._strangers.add(node)
-        self._tell({"event": "refused", "client": who, "message": why})
+        known = self._strangers.get(node, (0.0, ""))[1]
+        self._strangers[node] = (time.monotonic(), why)
+        if why != known:
+            self._tell({"event": "refused", "client": who, "message": why})
 
     def _receive(self, name: str, message: Message, replies: dict[str, Reply | str]) -> None:
         if message.has_error():
@@ -131,4 +135,5 @@ def versions() -> dict[str, str]:
 
 
 def _last_line(text: str | None) -> str:
-    return (text or "no reason given").strip().splitlines()[-1]
+    lines = (text or "").strip().splitlines()
+    return lines[-1][:200] if lines else "no reason given"

@@ -102,6 +102,7 @@ class Plan(Training):
             "timeout",
             "patience",
             "fewest",
+            "tolerance",
             "device",
             "executor",
             "models_at_once",

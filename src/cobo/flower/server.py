@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from cobo.errors import ConfigError, RunError
+from cobo.errors import CoboError, ConfigError, RunError
 from cobo.flower.checks import Checks
 from cobo.flower.journal import Journal
 from cobo.flower.plan import Plan
@@ -192,8 +192,9 @@ def serve(
             server.restore()
         try:
             server.go(link(server, tell))
-        except RunError as error:
-            tell({"event": "failed", "round": server.round, "message": str(error)})
+        except Exception as error:
+            why = str(error) if isinstance(error, CoboError) else f"{type(error).__name__}: {error}"
+            tell({"event": "failed", "round": server.round, "message": why})
             raise
     return server
 

@@ -4,12 +4,15 @@ Symbols: d the trained parameters of a model, p the pairs that a client is asked
 """
 
 from dataclasses import field
+from typing import Annotated
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 CHECKED = ConfigDict(arbitrary_types_allowed=True, extra="forbid", strict=True)
+
+Count = Annotated[int, Field(ge=0, le=2**40)]
 
 
 @dataclass(frozen=True, config=CHECKED)
@@ -21,7 +24,7 @@ class Hello:
     flwr: str = ""
     parameters: int = 0
     dtype: str = ""
-    samples: int = 1
+    samples: Count = 1
     problem: str = ""  # why it cannot take part, in words
 
 
@@ -56,7 +59,7 @@ class Reply:
     round: int
     problem: str = ""
     lost: bool = False  # it no longer has what it did in round `last`
-    gradients: int = 0  # computed in this round
+    gradients: Count = 0  # computed in this round
     measured: dict[str, float] = field(default_factory=dict)
     model: Tensor | None = None  # [d]
     direction: Tensor | None = None  # [d]
