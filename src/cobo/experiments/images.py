@@ -102,4 +102,4 @@ class CrossDevice(Cifar100):
 class CrossDeviceSmall(CrossDevice):
     """The same for two CPU cores."""
 
-    what: ClassVar[str] = "the same with a fifth of the images and a small network, for two CPU cores"
+    what: ClassVar[str] = "the same with a small network, for two CPU cores"
