@@ -31,6 +31,15 @@ def run(*arguments: str, **options) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
+def test_the_version_is_the_packages(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["cobo", "--version"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert not end.value.code
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert capsys.readouterr().out == f"cobo {project['version']}\n"
+
+
 @pytest.mark.slow
 def test_run_leaves_what_the_contract_says(tmp_path):
     code, _, err = run("run", "digits", "--rounds", "20", "--seed", "3", "--out", str(tmp_path))

@@ -453,13 +453,14 @@ def test_an_experiment_may_have_ranges_of_its_own_for_the_search():
     found = search.points(experiment, "cobo", 30)
     assert all(set(p) == {"lr", "rho", "gamma"} and 0.003 <= p["lr"] <= 0.3 for p in found)  # all else is as usual
     assert {p["gamma"] for p in found} == {4.0}
-    assert all(0.1 <= p["rho"] <= 30 for p in found)
+    assert all(1 <= p["rho"] <= 100 for p in found)
+    assert max(p["rho"] for p in found) > 30  # beyond the usual range
     assert {p["compare"] for p in search.points(experiment, "ifca", 30)} == {"batch"}
     usual = load_experiment("cross-silo-small", EXPERIMENTS, ["search={}"])
     assert {p["compare"] for p in search.points(usual, "ifca", 30)} == {"batch", "all"}
     assert search.points(experiment, "ditto", 9) == search.points(usual, "ditto", 9)
     again = tomllib.loads(tomli_w.dumps(experiment.plain()))
-    assert again["search"]["cobo"] == {"gamma": [4.0]}
+    assert again["search"]["cobo"] == {"gamma": [4.0], "rho": {"low": 1.0, "high": 100.0}}
     assert "search" not in tiny().plain()
 
 

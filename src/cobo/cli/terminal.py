@@ -2,11 +2,13 @@
 
 import sys
 from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+import cobo
 from cobo.engines import join
 from cobo.errors import CoboError, RunError
 from cobo.experiments import Experiment
@@ -15,11 +17,25 @@ from cobo.report import table as tables
 from cobo.report import vary as variations
 
 app = typer.Typer(
-    help="Collaborative learning: one personal model per party, and who should learn from whom.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        say(f"cobo {cobo.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Collaborative learning: one personal model per party, and who should learn from whom."""
 
 
 def summarised(folder: Path, experiment: Experiment | None) -> summary.Results:
