@@ -181,8 +181,7 @@ class Sharded(Federation):
         size, rank, homes = self.pair_batch(batches), self._ranks.rank, self.homes
         values = models.new_zeros(3, len(pairs))
         i, j = self._here[pairs[:, 0]], self._here[pairs[:, 1]]
-        asks = draws.combine(self._keys[i], round, self._keys[j], 1)
-        asked = draws.combine(self._keys[j], round, self._keys[i], 2)
+        asks, asked = self._pair_keys(i, j, round)
         most = max(1, self.models_at_once // self._in_a_pass(batches))
         for alike in self._train.chunks(i, j, size=size, most=max(1, len(pairs))):
             for chunk in _few_at_once(alike, homes[pairs[alike]], most):

@@ -203,8 +203,7 @@ class Federation(Place):
         size = self.pair_batch(batches)
         values = torch.empty(3, len(pairs), dtype=models.dtype, device=models.device)
         i, j = who[pairs[:, 0]], who[pairs[:, 1]]
-        asks = draws.combine(self._keys[i], round, self._keys[j], 1)
-        asked = draws.combine(self._keys[j], round, self._keys[i], 2)
+        asks, asked = self._pair_keys(i, j, round)
         most = max(1, min(len(scratch), self.models_at_once // self._in_a_pass(batches)))  # large ones, few at once
         for chunk in self._train.chunks(i, j, size=size, most=most):
             Z = scratch[: len(chunk)]
@@ -218,6 +217,11 @@ class Federation(Place):
         for asked_of in (i, j):
             self._count(asked_of, self.cost(asked_of, batches))
         return Products(torch.from_numpy(pairs), values[0], values[1].sqrt_(), values[2].sqrt_())
+
+    def _pair_keys(self, i: Indices, j: Indices, round: int | Indices) -> tuple[draws.Keys, draws.Keys]:
+        """What the batches of pairs follow from, of those who ask and of those who are asked."""
+        asks = draws.combine(self._keys[i], round, self._keys[j], 1)
+        return asks, draws.combine(self._keys[j], round, self._keys[i], 2)
 
     def _share_buffers(self, whose: Indices) -> None:
         """Policy `shared`: those of everyone present become the mean over these clients, if there are any."""
