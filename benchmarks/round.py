@@ -35,6 +35,7 @@ from cobo.compute.vectorised import Vectorised
 from cobo.data import DATA
 from cobo.experiments import EXPERIMENTS, load_experiment
 from cobo.federation import Federation
+from cobo.federation.augment import AUGMENTATIONS, Augmentation
 from cobo.methods import State
 from cobo.models import cnn, mlp
 
@@ -92,10 +93,16 @@ class Case:
     """One model and number of clients, with everything that is timed."""
 
     def __init__(
-        self, people: list[cobo.Client], model: Model, batch: int, method: cobo.CoBo, executor: Choice
+        self,
+        people: list[cobo.Client],
+        model: Model,
+        batch: int,
+        method: cobo.CoBo,
+        executor: Choice,
+        augment: Augmentation | None,
     ) -> None:
         self.people, self.method = people, method
-        self.federation = Federation(people, model, batch_size=batch, executor=executor)
+        self.federation = Federation(people, model, batch_size=batch, executor=executor, augment=augment)
         n = len(people)
         X = nn.Parameter(self.federation.start)
         tensors = self.method.start(self.federation)
@@ -151,9 +158,10 @@ def report(
     method: cobo.CoBo = METHOD,
     *,
     executor: Choice = "auto",
+    augment: Augmentation | None = None,
     plain: bool = False,
 ) -> None:
-    n, case = len(people), Case(people, model, batch, method, executor)
+    n, case = len(people), Case(people, model, batch, method, executor, augment)
     print(f"{name}: n = {n}, d = {case.federation.blueprint.size:,}, batch {batch}")
     per = {kind: np.median([timed(lambda k=kind: case.bare(k, n)) for _ in range(9)]) / n for kind in case.executors}
     kind = min(per, key=per.get)
@@ -185,7 +193,8 @@ def main() -> None:
         experiment = load_experiment(name, EXPERIMENTS)
         torch.set_num_threads(experiment.threads)
         parts = experiment.parts(seed=100)
-        chosen = {"method": experiment.method("cobo"), "executor": experiment.executor}
+        method, augment = experiment.method("cobo"), AUGMENTATIONS[experiment.augment]
+        chosen = {"method": method, "executor": experiment.executor, "augment": augment}
         report(name, parts.clients, parts.model, experiment.batch_size, **chosen)
 
 

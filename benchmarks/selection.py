@@ -24,6 +24,7 @@ from cobo.compute.task import Task
 from cobo.experiments import EXPERIMENTS, Experiment, load_experiment
 from cobo.experiments.tune import VALIDATION
 from cobo.federation import Federation
+from cobo.federation.augment import AUGMENTATIONS
 from cobo.methods import CoBo
 from cobo.report.milestones import groups_right_from
 from cobo.training.result import Result
@@ -75,8 +76,9 @@ def signals(experiment: Experiment, seed: int) -> None:
     for together in (True, False):
         parts = experiment.parts(seed)
         federation = Federation(
-            parts.clients, parts.model, task=Task(parts.loss), batch_size=experiment.batch_size, seed=seed
-        )
+            parts.clients, parts.model, task=Task(parts.loss), batch_size=experiment.batch_size, seed=seed,
+            augment=AUGMENTATIONS[experiment.augment],
+        )  # fmt: skip
         pairs, inside = some_pairs(federation.groups)
         models = torch.nn.Parameter(federation.start)
         optimizer = torch.optim.SGD([models], lr=lr, momentum=experiment.momentum)
