@@ -34,8 +34,8 @@ MOST = 60  # pairs of each kind
 REPEATS = 8
 
 PARTS = ("ask", "rate", "switch", "turns", "gamma", "slack", "ramp")
-# With 8 clients and 2,000 rounds, time_rate = 125 goes on without a jump at half of the rounds, as the default does.
-DEFAULTS = [*(f"cobo.{name}={CoBo.model_fields[name].default}" for name in PARTS), "cobo.time_rate=125.0"]
+# With 8 clients and 3,000 rounds, time_rate = 187.5 goes on without a jump at half of the rounds, as the default does.
+DEFAULTS = [*(f"cobo.{name}={CoBo.model_fields[name].default}" for name in PARTS), "cobo.time_rate=187.5"]
 
 # What `rate` and `time_rate` have to be for the same number of gradients without `ask`.
 VARIANTS: dict[str, dict[str, list[str]]] = {
