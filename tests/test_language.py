@@ -548,6 +548,25 @@ def test_in_bfloat16_the_base_is_half_as_large_and_adapters_are_float32(base, ti
     assert rough.history[-1]["loss"] != exact.history[-1]["loss"]
 
 
+def test_in_bfloat16_attention_is_by_plain_products_and_adapters_cast_nothing_twice(tiny_gpt, monkeypatch):
+    from cobo import attention
+    from cobo.language import LanguageModel
+
+    looked, seen = [], []
+    plain = attention.look_back
+    monkeypatch.setattr(attention, "look_back", lambda *heads: (looked.append(1), plain(*heads))[1])
+    model = LanguageModel(tiny_gpt, dtype="bfloat16").adapters()()
+    (reads,) = (part for name, part in model.named_modules() if name.endswith("c_attn.lora_A.default"))
+    reads.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].dtype))
+    ids = torch.randint(300, (2, CONTEXT))
+    with torch.autocast("cpu", torch.bfloat16):
+        fast = model.eval()(ids).logits
+    assert (len(looked), seen) == (1, [torch.bfloat16])
+    alone = model(ids).logits  # without autocast float32 adapters still fit
+    assert seen[1:] == [torch.float32]
+    torch.testing.assert_close(fast.float(), alone.float(), rtol=0.1, atol=0.02)
+
+
 def test_wrong_targets_get_one_clear_line(base):
     with pytest.raises(ConfigError, match=r"has no linear layer 'q_proj'; it has c_attn, c_proj, c_fc"):
         base.adapters(targets=("c_attn", "q_proj"))()

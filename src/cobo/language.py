@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
+from cobo import attention
 from cobo.data import text, tokens
 from cobo.errors import ConfigError, DataError
 from cobo.federation import Client
@@ -55,6 +56,7 @@ class LanguageModel:
             raise ConfigError(f"language model {self.source!r} has no fast tokenizer (tokenizer.json), which is needed")
         self.reads = f"tokens of tokenizer {tokens.fingerprint(self.tokenizer)}"
         self.base: nn.Module = base.requires_grad_(False)
+        attention.use_it(base)
         base.config.use_cache = False  # keys and values of earlier tokens are of use only where text is made
 
     def client(
@@ -111,6 +113,7 @@ class LanguageModel:
         """
         try:
             from peft import LoraConfig, get_peft_model
+            from peft.tuners.lora import LoraLayer
             from transformers.pytorch_utils import Conv1D
         except ImportError:
             raise ConfigError("adapters need more packages: pip install 'cobo[llm]'") from None
@@ -138,9 +141,17 @@ class LanguageModel:
             adapted: nn.Module = get_peft_model(module, config)
             adapted.peft_config["default"].base_model_name_or_path = self.source  # type: ignore[index,union-attr]
             adapted.reads = self.reads  # type: ignore[assignment]
+            for part in adapted.modules():
+                if isinstance(part, LoraLayer):
+                    part.register_forward_pre_hook(_cast_once)
             return adapted
 
         return make
+
+
+def _cast_once(layer: Any, inputs: Any) -> None:
+    """Adapters of float32 cast what they read to float32, and autocast, where it is on, back: neither is needed then."""
+    layer.cast_input_dtype_enabled = not torch.is_autocast_enabled(inputs[0].device.type)
 
 
 def _check_targets(module: Any, linear: Sequence[str], targets: Sequence[str] | str) -> None:
