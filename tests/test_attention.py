@@ -15,8 +15,8 @@ def test_looking_back_is_causal_attention_with_shared_heads(shared):
     kernel = F.scaled_dot_product_attention(*heads, is_causal=True, scale=0.3, enable_gqa=True)
     torch.testing.assert_close(found, kernel.transpose(1, 2))
     up = torch.randn(found.shape, generator=generator)
-    for one, other in zip(*(torch.autograd.grad(out, heads, up) for out in (found, kernel.transpose(1, 2)))):
-        torch.testing.assert_close(one, other)
+    gradients = [torch.autograd.grad(out, heads, up) for out in (found, kernel.transpose(1, 2))]
+    torch.testing.assert_close(*gradients)
 
 
 @pytest.mark.parametrize("options", [{"dropout": 0.0}, {"dropout": 0.5}])

@@ -5,6 +5,7 @@ import gc
 import io
 import json
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -187,6 +188,38 @@ def test_tokens_are_made_once_and_kept_by_content(base, monkeypatch):
     assert torch.equal(tokens.tokenised(texts, base.tokenizer, "b"), made)
     with pytest.raises(pytest.fail.Exception):
         tokens.tokenised([*texts, "more\n"], base.tokenizer, "a")
+
+
+def test_nothing_is_read_beyond_the_limit(base, monkeypatch):
+    monkeypatch.setattr(tokens, "AT_ONCE", 5)
+    texts = speech("abcdefgh", 30, 3)
+    whole = tokens.tokenised(texts, base.tokenizer, "a")
+    read = []
+    rules = tokens._whole
+
+    class Counted:
+        def __init__(self, tokenizer):
+            self._rules = rules(tokenizer)
+
+        def to_str(self):
+            return self._rules.to_str()
+
+        def encode_batch(self, some, **options):
+            read.extend(some)
+            return self._rules.encode_batch(some, **options)
+
+    monkeypatch.setattr(tokens, "_whole", Counted)
+    assert torch.equal(tokens.tokenised(texts, base.tokenizer, "a", 20), whole[:20])
+    assert len(read) == 5
+    assert torch.equal(tokens.tokenised(texts, base.tokenizer, "a", 10**6), whole)  # kept by its limit, too
+    assert torch.equal(tokens.tokenised(texts, base.tokenizer, "a"), whole)
+
+
+def test_a_text_shorter_than_its_limit_is_named(base, capsys):
+    lines = speech("abcdefgh", 60, 0)
+    base.client("a", lines, context=CONTEXT, limit=900_000)
+    assert re.search(r"client 'a' has [\d,]+ tokens to train on, not 900,000\n", capsys.readouterr().err)
+    assert len(base.client("a", lines, context=CONTEXT, limit=100, judge_limit=30).test.tokens) == 30
 
 
 def test_a_damaged_cache_is_made_again(base, tmp_path):
@@ -586,6 +619,7 @@ def test_bad_adapters_get_one_clear_line(base, settings):
         ({"test": 0.0}, "test = 0.0 should be a share"),
         ({"validation": 1.5}, "validation = 1.5 should be a share"),
         ({"limit": -5}, "limit = -5 should be 1 or more"),
+        ({"judge_limit": 0}, "judge_limit = 0 should be 1 or more"),
         ({"context": 0}, "context = 0 should be 1 or more"),
     ],
 )
@@ -807,6 +841,32 @@ def test_clients_never_train_on_what_judges_them(tiny_gpt, texts):
                for part in text.divided(lines[:72], 0.1)]  # fmt: skip
         assert torch.equal(tuned.train.tokens, ids[0][:1000])
         assert torch.equal(tuned.test.tokens, ids[1])
+
+
+def numbered(texts: Path) -> None:
+    """Every line of a language begins with its own number, so that tokens say where they come from."""
+    for path in texts.iterdir():
+        lines = path.read_text().splitlines()
+        path.write_text("".join(f"<{k}> {line}\n" for k, line in enumerate(lines)))
+
+
+@pytest.mark.parametrize("share", ["0.03", "0.1", "0.15"])
+def test_a_search_never_sees_what_a_comparison_tests_by(tiny_gpt, texts, share):
+    numbered(texts)
+    settings = ("test_share=0.1", "tokens=100000")
+    compared, searched = small(tiny_gpt, *settings), small(tiny_gpt, *settings, f"validation_share={share}")
+    decode = pretrained(str(tiny_gpt), "float32").tokenizer.decode
+
+    def lines(samples) -> set[str]:
+        return set(re.findall(r"<\d+>", decode(samples.tokens.tolist())))
+
+    for reported, tuned in zip(compared.build(0).clients, searched.build(0, validation=0.2).clients, strict=True):
+        tested, judged, trained = lines(reported.test), lines(tuned.test), lines(tuned.train)
+        assert len(tested) == 8  # a tenth of 80
+        assert len(judged) == pytest.approx(72 * float(share), abs=1.5)
+        assert not tested & judged
+        assert not trained & (tested | judged)
+        assert lines(reported.train) == trained | judged
 
 
 def test_other_texts_than_the_four_languages(tiny_gpt, tmp_path, texts):

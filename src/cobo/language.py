@@ -3,6 +3,7 @@
 import copy
 import json
 import shutil
+import sys
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -68,12 +69,14 @@ class LanguageModel:
         test: str | Path | Sequence[str] | float = TEST,
         validation: float = 0.0,
         limit: int | None = None,
+        judge_limit: int | None = None,
     ) -> Client:
         """A party with its text: a file, a data set (see `cobo.data.text.documents`), or a list of documents.
 
         The last documents, a share `test` of all characters, judge it; or a text of its own; or the test part of a data
         set that has one. With `validation`, the last documents of what is left judge it instead, and those to test by
-        are not looked at. It trains on the first `limit` tokens of the rest, if there are more.
+        are not looked at. It trains on the first `limit` tokens of the rest, and is judged by the first `judge_limit` of
+        its part, if there are more.
         """
         longest = getattr(self.base.config, "max_position_embeddings", None)
         if longest is not None and context > longest:
@@ -81,17 +84,22 @@ class LanguageModel:
         for setting, value in {"test": test, "validation": validation}.items():
             if isinstance(value, (int, float)) and not (0 < value < 1 or (value == 0 and setting == "validation")):
                 raise ConfigError(f"{setting} = {value} should be a share of the text between 0 and 1")
-        if limit is not None and limit < 1:
-            raise ConfigError(f"limit = {limit} should be 1 or more tokens")
+        for setting, most in {"limit": limit, "judge_limit": judge_limit}.items():
+            if most is not None and most < 1:
+                raise ConfigError(f"{setting} = {most} should be 1 or more tokens")
         try:
             rest, judged = _parts(source, test)
             if validation:
                 rest, judged = text.divided(rest, validation)
-            train = tokens.tokenised(rest, self.tokenizer, name)[:limit]
+            train = tokens.tokenised(rest, self.tokenizer, name, limit)
+            if limit is not None and len(train) < limit:
+                print(f"client {name!r} has {len(train):,} tokens to train on, not {limit:,}", file=sys.stderr)
             return Client(
                 name,
                 Windows(train, context, reads=self.reads),
-                Windows.side_by_side(tokens.tokenised(judged, self.tokenizer, name), context, reads=self.reads),
+                Windows.side_by_side(
+                    tokens.tokenised(judged, self.tokenizer, name, judge_limit), context, reads=self.reads
+                ),
             )
         except DataError as error:
             raise DataError(f"client {name!r}: {error}") from None
@@ -150,7 +158,7 @@ class LanguageModel:
 
 
 def _cast_once(layer: Any, inputs: Any) -> None:
-    """Adapters of float32 cast what they read to float32, and autocast, where it is on, back: neither is needed then."""
+    """Adapters of float32 cast what they read to float32, which autocast, where it is on, would only undo."""
     layer.cast_input_dtype_enabled = not torch.is_autocast_enabled(inputs[0].device.type)
 
 

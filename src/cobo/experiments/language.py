@@ -20,7 +20,9 @@ class Language(Experiment):
     """A text for each client, and a pretrained language model that all of them adapt.
 
     Four languages of a `corpus`; or other `texts`, files or data sets by client. `tokens` is how many each trains on.
-    A search judges by no more text than a test does: reading is what costs here.
+    The last `test_share` of a text is for tests alone. A search judges by the `validation_share` before it (as large a
+    share, if not given): reading is what costs here, so its own 20 % would be too much. Of either, the first
+    `judge_tokens` are read, if given.
     """
 
     what: ClassVar[str] = "paper, section 4.3: 4 clients with 4 languages, adapters on GPT-2 (needs cobo[llm])"
@@ -31,6 +33,8 @@ class Language(Experiment):
     tokens: int | None = Field(default=800_000, ge=1)
     context: int = Field(default=512, ge=1)
     test_share: float = Field(default=0.1, gt=0, lt=1)
+    validation_share: float | None = Field(default=None, gt=0, lt=1)
+    judge_tokens: int | None = Field(default=None, ge=1)
     rank: int = Field(default=4, ge=1)
     alpha: int | None = Field(default=None, ge=1)
     dropout: float = Field(default=0.1, ge=0, lt=1)
@@ -53,8 +57,9 @@ class Language(Experiment):
         sizes: dict[str, Any] = {
             "context": self.context,
             "test": self.test_share,
-            "validation": min(validation, self.test_share),
+            "validation": min(validation, self.validation_share or self.test_share),
             "limit": self.tokens,
+            "judge_limit": self.judge_tokens,
         }
         clients = [base.client(name, text, **sizes) for name, text in sources.items()]
         adapters = base.adapters(
