@@ -165,6 +165,17 @@ def test_a_hub_that_cannot_be_reached_gets_one_clear_line():
     assert "\n" not in str(caught.value)
 
 
+def test_a_hub_behind_a_failing_proxy_gets_one_clear_line(monkeypatch):
+    hub, httpx = pytest.importorskip("huggingface_hub"), pytest.importorskip("httpx")
+
+    def download(*_, **__):
+        raise httpx.ProxyError("403\nForbidden")
+
+    monkeypatch.setattr(hub, "snapshot_download", download)
+    with pytest.raises(DataError, match="cannot be had from the Hugging Face hub: 403 Forbidden; download it"):
+        text.documents("hf:nobody/nothing")
+
+
 def test_texts_are_divided_between_documents():
     texts = [f"{k}" * 10 for k in range(10)]
     rest, judged = text.divided(texts, 0.2)
@@ -333,6 +344,46 @@ def test_a_pair_gradient_of_many_batches_has_the_activations_of_one(monkeypatch)
         federation.products(federation.start, np.array([[0, 1]]), 0, batches=5)
         assert set(seen) == {2}
         assert federation.activations(5) == federation.activations(1)
+
+
+def test_a_pass_has_no_more_tokens_than_fit_and_the_gradient_is_the_same(monkeypatch):
+    from cobo.federation import federation as place
+
+    seen = []
+    forward = Bigram.forward
+    monkeypatch.setattr(Bigram, "forward", lambda self, t: (seen.append(len(t)), forward(self, t))[1])
+    people = [cobo.Client(name, Windows(torch.arange(90), 9)) for name in "ab"]
+
+    def gradient():
+        federation = cobo.federation.Federation(
+            people, Bigram, task=Task("next_token"), batch_size=7, executor="looped"
+        )
+        return federation.gradients(federation.start).rows
+
+    whole = gradient()
+    assert sorted(seen) == [1, 7, 7, 7]  # one window to see what the model knows, a batch to try it, two gradients
+    seen.clear()
+    monkeypatch.setattr(place, "TOKENS_AT_ONCE", 30)  # three windows of ten
+    torch.testing.assert_close(gradient(), whole)
+    assert sorted(seen) == [1, 1, 1, 3, 3, 3, 3, 3]
+
+
+@pytest.mark.parametrize("ask", ["pair", "loss"])
+def test_passes_over_all_samples_weigh_by_their_tokens(ask, monkeypatch):
+    monkeypatch.setattr("cobo.federation.batches.SAMPLES_AT_ONCE", 2)
+    rows = torch.randint(100, (4, 6), generator=torch.Generator().manual_seed(0))
+    rows[2:, 2:] = PADDING  # the second pass has two tokens to predict, the first ten
+    people = [cobo.Client(name, rows) for name in "ab"]
+    federation = cobo.federation.Federation(people, Bigram, task=Task("next_token"), batch_size=2)
+    module = federation.build(federation.start)["a"]
+    logits = module(rows[:, :-1].clamp(min=0)).flatten(0, 1)
+    loss = nn.functional.cross_entropy(logits, rows[:, 1:].flatten(), ignore_index=PADDING)
+    if ask == "loss":
+        torch.testing.assert_close(federation.losses(federation.start[:1], whole=True)[0, 0], loss.detach())
+    else:
+        (expected,) = torch.autograd.grad(loss, list(module.parameters()))
+        products = federation.products(federation.start, np.array([[0, 1]]), batches=None)
+        torch.testing.assert_close(products.norm_i[0], expected.norm())
 
 
 def test_too_little_text_gets_one_clear_line(base):
@@ -800,6 +851,14 @@ def test_the_preset_has_the_papers_numbers():
     assert (experiment.lr, experiment.dropout, experiment.rank, experiment.optimizer) == (0.002, 0.1, 4, "adamw")
     assert experiment.method("ditto").lam == 0.1
     assert experiment.method("cobo").domain == "simplex"
+
+
+@pytest.mark.parametrize("preset", ["language", "language-small"])
+def test_a_search_holds_the_presets_own_rho_and_every_rho_it_tries_is_stable(preset):
+    experiment = load_experiment(preset, EXPERIMENTS)
+    method, ranges = experiment.method("cobo"), experiment.search["cobo"]
+    assert ranges["rho"].low < method.rho < ranges["rho"].high
+    assert method.mixing == "implicit"  # explicit needs rho x lr < 1
 
 
 def test_gpt_2_has_the_papers_share_of_trained_parameters(base):
