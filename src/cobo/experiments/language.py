@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from cobo.compute.blueprint import resolved
 from cobo.data import libreoffice_help, wikipedia
 from cobo.errors import ConfigError
 from cobo.experiments.experiment import Experiment, Parts
@@ -50,7 +51,7 @@ class Language(Experiment):
         return super().method(name)
 
     def build(self, seed: int, *, validation: float = 0.0) -> Parts:
-        base = pretrained(self.model, self.precision)
+        base = pretrained(self.model, resolved(self.precision, self.device))
         sources: Mapping[str, str | list[str]] = self.texts or {
             name: CORPORA[self.corpus](code) for name, code in LANGUAGES.items()
         }
