@@ -3,13 +3,13 @@
 import copy
 import json
 import shutil
-import sys
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from rich.console import Console
 from safetensors import SafetensorError
 from torch import nn
 
@@ -75,8 +75,8 @@ class LanguageModel:
 
         The last documents, a share `test` of all characters, judge it; or a text of its own; or the test part of a data
         set that has one. With `validation`, the last documents of what is left judge it instead, and those to test by
-        are not looked at. It trains on the first `limit` tokens of the rest, and is judged by the first `judge_limit` of
-        its part, if there are more.
+        are not looked at. It trains on the first `limit` tokens of the rest, and is judged by the first `judge_limit`,
+        if there are more.
         """
         longest = getattr(self.base.config, "max_position_embeddings", None)
         if longest is not None and context > longest:
@@ -93,7 +93,8 @@ class LanguageModel:
                 rest, judged = text.divided(rest, validation)
             train = tokens.tokenised(rest, self.tokenizer, name, limit)
             if limit is not None and len(train) < limit:
-                print(f"client {name!r} has {len(train):,} tokens to train on, not {limit:,}", file=sys.stderr)
+                said = f"client {name!r} has {len(train):,} tokens to train on, not {limit:,}"
+                Console(stderr=True).print(said, markup=False, highlight=False, soft_wrap=True)
             return Client(
                 name,
                 Windows(train, context, reads=self.reads),
