@@ -151,7 +151,8 @@ def main() -> None:
         return
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     print(
-        f"commit {commit}, {platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, {MODEL}, {PRECISION}",
+        f"commit {commit}, {platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, "
+        f"{MODEL}, {PRECISION}",
         flush=True,
     )
     for n in (4, 64):

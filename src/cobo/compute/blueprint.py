@@ -35,7 +35,7 @@ def resolved(precision: Precision, device: str | torch.device) -> Literal["float
     if torch.device(device).type == "cuda":
         fast = torch.cuda.is_bf16_supported(including_emulation=False)
     else:
-        known = getattr(torch.cpu, "get_capabilities", dict)()  # older versions of torch do not say
+        known: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # older versions of torch do not say
         fast = bool(known.get("avx512_bf16") or known.get("amx_bf16"))
     return "bfloat16" if fast else "float32"
 
