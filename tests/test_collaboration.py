@@ -18,7 +18,7 @@ from cobo.federation import Products
 numbers = st.floats(-3, 3, allow_nan=False, width=32)
 
 
-def matrices(n):
+def matrices(n, numbers=numbers):
     return st.lists(st.lists(numbers, min_size=n, max_size=n), min_size=n, max_size=n).map(torch.tensor)
 
 
@@ -48,6 +48,19 @@ def test_simplex_projection_is_feasible_idempotent_and_optimal(Y, self_weight):
         if not self_weight:
             assert W[k, k] == 0
         assert np.allclose(W[k, kept], nearest_on_simplex(Y[k, kept].double().numpy()), atol=2e-3)
+
+
+@settings(max_examples=200, deadline=None)
+@given(matrices(4, st.floats(allow_nan=False, allow_infinity=False, width=32)), st.booleans())
+def test_simplex_projection_of_any_finite_evidence_is_on_the_simplex(Y, self_weight):
+    W = Simplex(self_weight=self_weight).project(Y)
+    assert (W >= 0).all()
+    assert torch.allclose(W.sum(1), torch.ones(4), atol=1e-5)
+
+
+def test_simplex_projection_of_large_evidence_by_hand():
+    Y = torch.tensor([[1.7e7, 0, 0], [1e8, 1e8, -3e38], [0, 1e30, 1.0]])
+    assert Simplex(self_weight=True).project(Y).tolist() == [[1, 0, 0], [0.5, 0.5, 0], [0, 1, 0]]
 
 
 @settings(max_examples=60, deadline=None)

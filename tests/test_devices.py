@@ -85,6 +85,17 @@ def test_a_run_in_bfloat16_learns_and_resumes(tmp_path, method):
             assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize(
+    ("known", "expected"),
+    [({"avx512_bf16": True}, "bfloat16"), ({"amx_bf16": True}, "bfloat16"), ({"avx512_f": True}, "float32")],
+)
+def test_auto_is_bfloat16_where_the_processor_has_it_and_is_recorded_as_what_it_came_to(known, expected, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: known, raising=False)
+    result = cobo.fit(parties(), model=narrow, rounds=1, precision="auto")
+    assert result.training["precision"] == expected
+    assert load_experiment("language-small", EXPERIMENTS).plain()["precision"] == expected
+
+
 def test_another_precision_is_named_when_a_run_goes_on(tmp_path):
     options = {"model": narrow, "rounds": 4, "out": tmp_path}
     cobo.fit(parties(), **options)

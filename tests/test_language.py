@@ -5,6 +5,7 @@ import gc
 import io
 import json
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -164,6 +165,17 @@ def test_a_hub_that_cannot_be_reached_gets_one_clear_line():
     assert "\n" not in str(caught.value)
 
 
+def test_a_hub_behind_a_failing_proxy_gets_one_clear_line(monkeypatch):
+    hub, httpx = pytest.importorskip("huggingface_hub"), pytest.importorskip("httpx")
+
+    def download(*_, **__):
+        raise httpx.ProxyError("403\nForbidden")
+
+    monkeypatch.setattr(hub, "snapshot_download", download)
+    with pytest.raises(DataError, match="cannot be had from the Hugging Face hub: 403 Forbidden; download it"):
+        text.documents("hf:nobody/nothing")
+
+
 def test_texts_are_divided_between_documents():
     texts = [f"{k}" * 10 for k in range(10)]
     rest, judged = text.divided(texts, 0.2)
@@ -187,6 +199,38 @@ def test_tokens_are_made_once_and_kept_by_content(base, monkeypatch):
     assert torch.equal(tokens.tokenised(texts, base.tokenizer, "b"), made)
     with pytest.raises(pytest.fail.Exception):
         tokens.tokenised([*texts, "more\n"], base.tokenizer, "a")
+
+
+def test_nothing_is_read_beyond_the_limit(base, monkeypatch):
+    monkeypatch.setattr(tokens, "AT_ONCE", 5)
+    texts = speech("abcdefgh", 30, 3)
+    whole = tokens.tokenised(texts, base.tokenizer, "a")
+    read = []
+    rules = tokens._whole
+
+    class Counted:
+        def __init__(self, tokenizer):
+            self._rules = rules(tokenizer)
+
+        def to_str(self):
+            return self._rules.to_str()
+
+        def encode_batch(self, some, **options):
+            read.extend(some)
+            return self._rules.encode_batch(some, **options)
+
+    monkeypatch.setattr(tokens, "_whole", Counted)
+    assert torch.equal(tokens.tokenised(texts, base.tokenizer, "a", 20), whole[:20])
+    assert len(read) == 5
+    assert torch.equal(tokens.tokenised(texts, base.tokenizer, "a", 10**6), whole)  # kept by its limit, too
+    assert torch.equal(tokens.tokenised(texts, base.tokenizer, "a"), whole)
+
+
+def test_a_text_shorter_than_its_limit_is_named(base, capsys):
+    lines = speech("abcdefgh", 60, 0)
+    base.client("a", lines, context=CONTEXT, limit=900_000)
+    assert re.search(r"client 'a' has [\d,]+ tokens to train on, not 900,000\n", capsys.readouterr().err)
+    assert len(base.client("a", lines, context=CONTEXT, limit=100, judge_limit=30).test.tokens) == 30
 
 
 def test_a_damaged_cache_is_made_again(base, tmp_path):
@@ -300,6 +344,46 @@ def test_a_pair_gradient_of_many_batches_has_the_activations_of_one(monkeypatch)
         federation.products(federation.start, np.array([[0, 1]]), 0, batches=5)
         assert set(seen) == {2}
         assert federation.activations(5) == federation.activations(1)
+
+
+def test_a_pass_has_no_more_tokens_than_fit_and_the_gradient_is_the_same(monkeypatch):
+    from cobo.federation import federation as place
+
+    seen = []
+    forward = Bigram.forward
+    monkeypatch.setattr(Bigram, "forward", lambda self, t: (seen.append(len(t)), forward(self, t))[1])
+    people = [cobo.Client(name, Windows(torch.arange(90), 9)) for name in "ab"]
+
+    def gradient():
+        federation = cobo.federation.Federation(
+            people, Bigram, task=Task("next_token"), batch_size=7, executor="looped"
+        )
+        return federation.gradients(federation.start).rows
+
+    whole = gradient()
+    assert sorted(seen) == [1, 7, 7, 7]  # one window to see what the model knows, a batch to try it, two gradients
+    seen.clear()
+    monkeypatch.setattr(place, "TOKENS_AT_ONCE", 30)  # three windows of ten
+    torch.testing.assert_close(gradient(), whole)
+    assert sorted(seen) == [1, 1, 1, 3, 3, 3, 3, 3]
+
+
+@pytest.mark.parametrize("ask", ["pair", "loss"])
+def test_passes_over_all_samples_weigh_by_their_tokens(ask, monkeypatch):
+    monkeypatch.setattr("cobo.federation.batches.SAMPLES_AT_ONCE", 2)
+    rows = torch.randint(100, (4, 6), generator=torch.Generator().manual_seed(0))
+    rows[2:, 2:] = PADDING  # the second pass has two tokens to predict, the first ten
+    people = [cobo.Client(name, rows) for name in "ab"]
+    federation = cobo.federation.Federation(people, Bigram, task=Task("next_token"), batch_size=2)
+    module = federation.build(federation.start)["a"]
+    logits = module(rows[:, :-1].clamp(min=0)).flatten(0, 1)
+    loss = nn.functional.cross_entropy(logits, rows[:, 1:].flatten(), ignore_index=PADDING)
+    if ask == "loss":
+        torch.testing.assert_close(federation.losses(federation.start[:1], whole=True)[0, 0], loss.detach())
+    else:
+        (expected,) = torch.autograd.grad(loss, list(module.parameters()))
+        products = federation.products(federation.start, np.array([[0, 1]]), batches=None)
+        torch.testing.assert_close(products.norm_i[0], expected.norm())
 
 
 def test_too_little_text_gets_one_clear_line(base):
@@ -548,6 +632,25 @@ def test_in_bfloat16_the_base_is_half_as_large_and_adapters_are_float32(base, ti
     assert rough.history[-1]["loss"] != exact.history[-1]["loss"]
 
 
+def test_in_bfloat16_attention_is_by_plain_products_and_adapters_cast_nothing_twice(tiny_gpt, monkeypatch):
+    from cobo import attention
+    from cobo.language import LanguageModel
+
+    looked, seen = [], []
+    plain = attention.look_back
+    monkeypatch.setattr(attention, "look_back", lambda *heads: (looked.append(1), plain(*heads))[1])
+    model = LanguageModel(tiny_gpt, dtype="bfloat16").adapters()()
+    (reads,) = (part for name, part in model.named_modules() if name.endswith("c_attn.lora_A.default"))
+    reads.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].dtype))
+    ids = torch.randint(300, (2, CONTEXT))
+    with torch.autocast("cpu", torch.bfloat16):
+        fast = model.eval()(ids).logits
+    assert (len(looked), seen) == (1, [torch.bfloat16])
+    alone = model(ids).logits  # without autocast float32 adapters still fit
+    assert seen[1:] == [torch.float32]
+    torch.testing.assert_close(fast.float(), alone.float(), rtol=0.1, atol=0.02)
+
+
 def test_wrong_targets_get_one_clear_line(base):
     with pytest.raises(ConfigError, match=r"has no linear layer 'q_proj'; it has c_attn, c_proj, c_fc"):
         base.adapters(targets=("c_attn", "q_proj"))()
@@ -567,6 +670,7 @@ def test_bad_adapters_get_one_clear_line(base, settings):
         ({"test": 0.0}, "test = 0.0 should be a share"),
         ({"validation": 1.5}, "validation = 1.5 should be a share"),
         ({"limit": -5}, "limit = -5 should be 1 or more"),
+        ({"judge_limit": 0}, "judge_limit = 0 should be 1 or more"),
         ({"context": 0}, "context = 0 should be 1 or more"),
     ],
 )
@@ -749,6 +853,14 @@ def test_the_preset_has_the_papers_numbers():
     assert experiment.method("cobo").domain == "simplex"
 
 
+@pytest.mark.parametrize("preset", ["language", "language-small"])
+def test_a_search_holds_the_presets_own_rho_and_every_rho_it_tries_is_stable(preset):
+    experiment = load_experiment(preset, EXPERIMENTS)
+    method, ranges = experiment.method("cobo"), experiment.search["cobo"]
+    assert ranges["rho"].low < method.rho < ranges["rho"].high
+    assert method.mixing == "implicit"  # explicit needs rho x lr < 1
+
+
 def test_gpt_2_has_the_papers_share_of_trained_parameters(base):
     """0.47 % of 124 million: adapters on the real layers, which have no numbers here."""
     transformers = pytest.importorskip("transformers")
@@ -788,6 +900,32 @@ def test_clients_never_train_on_what_judges_them(tiny_gpt, texts):
                for part in text.divided(lines[:72], 0.1)]  # fmt: skip
         assert torch.equal(tuned.train.tokens, ids[0][:1000])
         assert torch.equal(tuned.test.tokens, ids[1])
+
+
+def numbered(texts: Path) -> None:
+    """Every line of a language begins with its own number, so that tokens say where they come from."""
+    for path in texts.iterdir():
+        lines = path.read_text().splitlines()
+        path.write_text("".join(f"<{k}> {line}\n" for k, line in enumerate(lines)))
+
+
+@pytest.mark.parametrize("share", ["0.03", "0.1", "0.15"])
+def test_a_search_never_sees_what_a_comparison_tests_by(tiny_gpt, texts, share):
+    numbered(texts)
+    settings = ("test_share=0.1", "tokens=100000")
+    compared, searched = small(tiny_gpt, *settings), small(tiny_gpt, *settings, f"validation_share={share}")
+    decode = pretrained(str(tiny_gpt), "float32").tokenizer.decode
+
+    def lines(samples) -> set[str]:
+        return set(re.findall(r"<\d+>", decode(samples.tokens.tolist())))
+
+    for reported, tuned in zip(compared.build(0).clients, searched.build(0, validation=0.2).clients, strict=True):
+        tested, judged, trained = lines(reported.test), lines(tuned.test), lines(tuned.train)
+        assert len(tested) == 8  # a tenth of 80
+        assert len(judged) == pytest.approx(72 * float(share), abs=1.5)
+        assert not tested & judged
+        assert not trained & (tested | judged)
+        assert lines(reported.train) == trained | judged
 
 
 def test_other_texts_than_the_four_languages(tiny_gpt, tmp_path, texts):

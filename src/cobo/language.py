@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from rich.console import Console
 from safetensors import SafetensorError
 from torch import nn
 
+from cobo import attention
 from cobo.data import text, tokens
 from cobo.errors import ConfigError, DataError
 from cobo.federation import Client
@@ -55,6 +57,7 @@ class LanguageModel:
             raise ConfigError(f"language model {self.source!r} has no fast tokenizer (tokenizer.json), which is needed")
         self.reads = f"tokens of tokenizer {tokens.fingerprint(self.tokenizer)}"
         self.base: nn.Module = base.requires_grad_(False)
+        attention.use_it(base)
         base.config.use_cache = False  # keys and values of earlier tokens are of use only where text is made
 
     def client(
@@ -66,12 +69,14 @@ class LanguageModel:
         test: str | Path | Sequence[str] | float = TEST,
         validation: float = 0.0,
         limit: int | None = None,
+        judge_limit: int | None = None,
     ) -> Client:
         """A party with its text: a file, a data set (see `cobo.data.text.documents`), or a list of documents.
 
         The last documents, a share `test` of all characters, judge it; or a text of its own; or the test part of a data
         set that has one. With `validation`, the last documents of what is left judge it instead, and those to test by
-        are not looked at. It trains on the first `limit` tokens of the rest, if there are more.
+        are not looked at. It trains on the first `limit` tokens of the rest, and is judged by the first `judge_limit`,
+        if there are more.
         """
         longest = getattr(self.base.config, "max_position_embeddings", None)
         if longest is not None and context > longest:
@@ -79,17 +84,23 @@ class LanguageModel:
         for setting, value in {"test": test, "validation": validation}.items():
             if isinstance(value, (int, float)) and not (0 < value < 1 or (value == 0 and setting == "validation")):
                 raise ConfigError(f"{setting} = {value} should be a share of the text between 0 and 1")
-        if limit is not None and limit < 1:
-            raise ConfigError(f"limit = {limit} should be 1 or more tokens")
+        for setting, most in {"limit": limit, "judge_limit": judge_limit}.items():
+            if most is not None and most < 1:
+                raise ConfigError(f"{setting} = {most} should be 1 or more tokens")
         try:
             rest, judged = _parts(source, test)
             if validation:
                 rest, judged = text.divided(rest, validation)
-            train = tokens.tokenised(rest, self.tokenizer, name)[:limit]
+            train = tokens.tokenised(rest, self.tokenizer, name, limit)
+            if limit is not None and len(train) < limit:
+                said = f"client {name!r} has {len(train):,} tokens to train on, not {limit:,}"
+                Console(stderr=True).print(said, markup=False, highlight=False, soft_wrap=True)
             return Client(
                 name,
                 Windows(train, context, reads=self.reads),
-                Windows.side_by_side(tokens.tokenised(judged, self.tokenizer, name), context, reads=self.reads),
+                Windows.side_by_side(
+                    tokens.tokenised(judged, self.tokenizer, name, judge_limit), context, reads=self.reads
+                ),
             )
         except DataError as error:
             raise DataError(f"client {name!r}: {error}") from None
@@ -111,6 +122,7 @@ class LanguageModel:
         """
         try:
             from peft import LoraConfig, get_peft_model
+            from peft.tuners.lora import LoraLayer
             from transformers.pytorch_utils import Conv1D
         except ImportError:
             raise ConfigError("adapters need more packages: pip install 'cobo[llm]'") from None
@@ -138,9 +150,17 @@ class LanguageModel:
             adapted: nn.Module = get_peft_model(module, config)
             adapted.peft_config["default"].base_model_name_or_path = self.source  # type: ignore[index,union-attr]
             adapted.reads = self.reads  # type: ignore[assignment]
+            for part in adapted.modules():
+                if isinstance(part, LoraLayer):
+                    part.register_forward_pre_hook(_cast_once)
             return adapted
 
         return make
+
+
+def _cast_once(layer: Any, inputs: Any) -> None:
+    """Adapters of float32 cast what they read to float32, which autocast, where it is on, would only undo."""
+    layer.cast_input_dtype_enabled = not torch.is_autocast_enabled(inputs[0].device.type)
 
 
 def _check_targets(module: Any, linear: Sequence[str], targets: Sequence[str] | str) -> None:

@@ -52,7 +52,8 @@ class Simplex:
         """Y minus each row's threshold theta; then W = max(Y, 0). Found by sorting (Held, Wolfe and Crowder 1974)."""
         if not self.self_weight:
             Y = Y.clone().fill_diagonal_(-torch.inf)
-        ordered = Y.sort(dim=1, descending=True).values
+        Y = Y - Y.amax(dim=1, keepdim=True)  # so that theta is in [-1, 0); sums of large numbers would lose it
+        ordered = Y.sort(dim=1, descending=True).values.clamp(min=-2)  # beyond, none counts
         counts = torch.arange(1, Y.shape[1] + 1, dtype=Y.dtype)
         thetas = (ordered.cumsum(1) - 1) / counts
         support = (ordered > thetas).sum(1, keepdim=True)

@@ -25,7 +25,19 @@ from cobo.errors import ConfigError
 
 Buffers = dict[str, Tensor]
 BufferPolicy = Literal["local", "shared", "none"]
-Precision = Literal["float32", "bfloat16"]
+Precision = Literal["float32", "bfloat16", "auto"]
+
+
+def resolved(precision: Precision, device: str | torch.device) -> Literal["float32", "bfloat16"]:
+    """What "auto" means: bfloat16 where the device computes in it, float32 where it would only imitate it."""
+    if precision != "auto":
+        return precision
+    if torch.device(device).type == "cuda":
+        fast = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        known: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # older versions of torch do not say
+        fast = bool(known.get("avx512_bf16") or known.get("amx_bf16"))
+    return "bfloat16" if fast else "float32"
 
 
 class Blueprint:
@@ -41,7 +53,7 @@ class Blueprint:
         device: torch.device,
         precision: Precision = "float32",
     ) -> None:
-        self._model, self._seed, self._precision = model, seed, precision
+        self._model, self._seed, self._precision = model, seed, resolved(precision, device)
         self.module = _built(model, device, seed).to(device)
         self.task = task
         self.device = device
@@ -60,7 +72,7 @@ class Blueprint:
         self.shapes = [p.shape for p in self.parameters]
         self.sizes = [p.numel() for p in self.parameters]
         self.dtype = self.parameters[0].dtype
-        if precision == "bfloat16" and self.dtype != torch.float32:
+        if self._precision == "bfloat16" and self.dtype != torch.float32:
             raise ConfigError(f"precision = 'bfloat16' needs a model of float32, but it has {self.dtype}; cast it")
         self.frozen = sum(p.nbytes for p in self.module.parameters() if not p.requires_grad)  # bytes, there once
         self.convolutional = any(isinstance(part, nn.modules.conv._ConvNd) for part in self.module.modules())

@@ -143,6 +143,7 @@ def _is_text(pa: Any, kind: Any) -> bool:
 def _from_hub(name: str) -> Path:
     """The files of a data set of the Hugging Face hub, downloaded into its own cache, or found there."""
     try:
+        from httpx import HTTPError  # what the hub's own client raises, of proxies for instance
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
     except ImportError:
@@ -152,7 +153,7 @@ def _from_hub(name: str) -> Path:
     wanted = [f"{part}/*{kind}" if part else f"*{kind}" for kind in KINDS]
     try:
         folder = snapshot_download(name, repo_type="dataset", allow_patterns=wanted)
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError, HTTPError) as error:
         reason = " ".join(str(error).split())[:200]
         raise DataError(
             f"hf:{name} cannot be had from the Hugging Face hub: {reason}; download it where there is a network and "

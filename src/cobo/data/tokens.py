@@ -18,17 +18,18 @@ from cobo.training.checkpoint import write_atomic
 AT_ONCE = 1000  # documents
 
 
-def tokenised(texts: Sequence[str], tokenizer: Any, name: str) -> Tensor:
+def tokenised(texts: Sequence[str], tokenizer: Any, name: str, limit: int | None = None) -> Tensor:
     """The tokens of all documents in a row, int32, each with the end-of-text token behind it, if the tokenizer has one.
 
-    Where a document ends with a newline, the text goes on with the next, and there is none. `name` is for the bar.
+    Where a document ends with a newline, the text goes on with the next, and there is none. With `limit`, the first so
+    many; what comes after is not read. `name` is for the bar.
     """
-    path = store.cache("tokens") / f"{_checksum(texts, tokenizer)}.safetensors"
+    path = store.cache("tokens") / f"{_checksum(texts, tokenizer, limit)}.safetensors"
     try:
         return load_file(path)["tokens"]
     except (OSError, SafetensorError, KeyError):
         pass  # not there yet, or damaged: it is made (again)
-    tokens = _encoded(texts, tokenizer, name)
+    tokens = _encoded(texts, tokenizer, name, limit)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, save({"tokens": tokens}))
     return tokens
@@ -46,24 +47,30 @@ def _whole(tokenizer: Any) -> Any:
     return type(tokenizer.backend_tokenizer).from_str(json.dumps(described | {"truncation": None, "padding": None}))
 
 
-def _checksum(texts: Sequence[str], tokenizer: Any) -> str:
-    digest = hashlib.sha256(fingerprint(tokenizer).encode())
+def _checksum(texts: Sequence[str], tokenizer: Any, limit: int | None) -> str:
+    digest = hashlib.sha256(f"{fingerprint(tokenizer)} {limit or 'all'}".encode())
     for text in texts:
         digest.update(len(text).to_bytes(8, "little"))
         digest.update(text.encode(errors="surrogatepass"))
     return digest.hexdigest()
 
 
-def _encoded(texts: Sequence[str], tokenizer: Any, name: str) -> Tensor:
+def _encoded(texts: Sequence[str], tokenizer: Any, name: str, limit: int | None = None) -> Tensor:
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     rules = _whole(tokenizer)
     columns = TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TimeRemainingColumn()
-    found: list[int] = []
+    found: list[Tensor] = []
+    count = 0
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(f"tokens of {name}", total=len(texts))
         for start in range(0, len(texts), AT_ONCE):
+            if limit is not None and count >= limit:
+                break
             some = list(texts[start : start + AT_ONCE])
+            ids: list[int] = []
             for text, encoded in zip(some, rules.encode_batch(some, add_special_tokens=False), strict=True):
-                found += encoded.ids if text.endswith("\n") else encoded.ids + end
+                ids += encoded.ids if text.endswith("\n") else encoded.ids + end
+            found.append(torch.tensor(ids, dtype=torch.int32))
+            count += len(ids)
             bar.advance(task, len(some))
-    return torch.tensor(found, dtype=torch.int32)
+    return torch.cat([torch.empty(0, dtype=torch.int32), *found])[:limit].clone()

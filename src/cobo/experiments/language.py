@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from cobo.compute.blueprint import resolved
 from cobo.data import libreoffice_help, wikipedia
 from cobo.errors import ConfigError
 from cobo.experiments.experiment import Experiment, Parts
@@ -20,7 +21,9 @@ class Language(Experiment):
     """A text for each client, and a pretrained language model that all of them adapt.
 
     Four languages of a `corpus`; or other `texts`, files or data sets by client. `tokens` is how many each trains on.
-    A search judges by no more text than a test does: reading is what costs here.
+    The last `test_share` of a text is for tests alone. A search judges by the `validation_share` before it (as large a
+    share, if not given): reading is what costs here, so its own 20 % would be too much. Of either, the first
+    `judge_tokens` are read, if given.
     """
 
     what: ClassVar[str] = "paper, section 4.3: 4 clients with 4 languages, adapters on GPT-2 (needs cobo[llm])"
@@ -31,6 +34,8 @@ class Language(Experiment):
     tokens: int | None = Field(default=800_000, ge=1)
     context: int = Field(default=512, ge=1)
     test_share: float = Field(default=0.1, gt=0, lt=1)
+    validation_share: float | None = Field(default=None, gt=0, lt=1)
+    judge_tokens: int | None = Field(default=None, ge=1)
     rank: int = Field(default=4, ge=1)
     alpha: int | None = Field(default=None, ge=1)
     dropout: float = Field(default=0.1, ge=0, lt=1)
@@ -46,15 +51,16 @@ class Language(Experiment):
         return super().method(name)
 
     def build(self, seed: int, *, validation: float = 0.0) -> Parts:
-        base = pretrained(self.model, self.precision)
+        base = pretrained(self.model, resolved(self.precision, self.device))
         sources: Mapping[str, str | list[str]] = self.texts or {
             name: CORPORA[self.corpus](code) for name, code in LANGUAGES.items()
         }
         sizes: dict[str, Any] = {
             "context": self.context,
             "test": self.test_share,
-            "validation": min(validation, self.test_share),
+            "validation": min(validation, self.validation_share or self.test_share),
             "limit": self.tokens,
+            "judge_limit": self.judge_tokens,
         }
         clients = [base.client(name, text, **sizes) for name, text in sources.items()]
         adapters = base.adapters(

@@ -4,9 +4,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from cobo import draws
+from cobo.compute.accumulated import Weigh
 from cobo.compute.batch import Fields, Layout
 from cobo.federation.augment import Augmentation
 from cobo.federation.client import Client
@@ -54,19 +57,30 @@ class Batches:
     def _augmented(self, fields: Fields, keys: draws.Keys) -> Fields:
         return fields if self._augment is None else self._augment(fields, keys)
 
-    def parts(self, clients: Indices, keys: draws.Keys, size: int | None) -> Iterator[tuple[Fields, float]]:
+    def parts(
+        self, clients: Indices, keys: draws.Keys, size: int | None, weigh: Weigh | None
+    ) -> Iterator[tuple[Fields, Tensor]]:
         """The clients' batches, or all of their (equally many) samples a thousand at a time, with the share of each."""
         if size is not None:
-            yield self.draw(clients, keys, size), 1.0
+            yield self.draw(clients, keys, size), torch.ones(len(clients))
             return
-        for positions, share in self.whole(clients):
+        for positions, share in self.whole(clients, weigh):
             yield self._whole.take(clients, positions, keys), share
 
-    def whole(self, clients: Indices) -> Iterator[tuple[Indices, float]]:
-        """Where the clients' (equally many) samples are, a thousand at a time, with the share of each part."""
+    def whole(self, clients: Indices, weigh: Weigh | None) -> Iterator[tuple[Indices, Tensor]]:
+        """Where the clients' (equally many) samples are, a thousand at a time, with the share [m] of each part.
+
+        That is its share of all samples or, with `weigh`, of what they weigh.
+        """
         count = int(self.sizes[clients[0]])
-        for part in np.array_split(np.arange(count), -(-count // SAMPLES_AT_ONCE)):
-            yield np.tile(part, (len(clients), 1)), len(part) / count
+        some = np.array_split(np.arange(count), -(-count // SAMPLES_AT_ONCE))
+        parts = [np.tile(part, (len(clients), 1)) for part in some]
+        if weigh is None or len(parts) == 1:
+            yield from ((part, torch.full((len(part),), part.shape[1] / count)) for part in parts)
+            return
+        keys = np.zeros(len(clients), dtype=np.uint64)
+        weights = torch.stack([weigh(self._whole.take(clients, part, keys)) for part in parts])
+        yield from zip(parts, weights / weights.sum(0).clamp(min=1), strict=True)
 
     def chunks(self, *clients: Indices, size: int | None, most: int) -> Iterator[Indices]:
         """Positions in `clients` in chunks of at most so many; batches in a chunk have one size."""

@@ -32,6 +32,7 @@ from cobo.federation.place import Place
 from cobo.federation.samples import sound
 from cobo.federation.targets import check_targets
 
+TOKENS_AT_ONCE = 4096  # in a pass; logits of 50,000 words for so many take 800 MB
 ROWS_AT_ONCE = 8 << 20  # bytes of gradients that are not yet where they belong, when models are looped over
 
 
@@ -77,11 +78,13 @@ class Federation(Place):
         place: dict[str, Any] = {"dtype": self.blueprint.dtype, "device": self.device}
         self._train = Batches(self.clients, place, augment, self._held)
         self._judge = Judge(self.clients, self.blueprint, place)
+        self._at_once = self._in_one_pass(batch_size)
+        self._weigh = self.blueprint.task.weights if self.blueprint.task.predicts_tokens else None  # padding is nothing
         trial = self._trial()
         if augment is crop_flip:
             check_images(trial[0])
         self.blueprint.try_out(trial, self._train.layout)
-        check_targets(self.clients, self.blueprint, self._train.layout.build(trial))
+        check_targets(self.clients, self.blueprint, self._train.layout.build([field[:1] for field in trial]))
         self.chosen: Chosen = choose(self.blueprint, self._train.layout, trial, executor)
         if self.chosen.executor.name == "looped":  # activations exist for one model at a time, but rows for all
             row = self.blueprint.size * self.blueprint.start.element_size()
@@ -90,7 +93,7 @@ class Federation(Place):
         self._in_passes = accumulate > 1 or self.blueprint.task.predicts_tokens
         if self._in_passes and batch_size is not None:
             self.chosen = self.chosen._replace(
-                executor=Accumulated(self.chosen.executor, batch_size, self.blueprint.task.weights)
+                executor=Accumulated(self.chosen.executor, self._at_once or batch_size, self.blueprint.task.weights)
             )
         self.buffers: Buffers = {
             name: b.expand(len(self.clients), *b.shape).clone() for name, b in self.blueprint.buffers.items()
@@ -246,10 +249,10 @@ class Federation(Place):
         if size is not None:
             return self._pass(models, clients, keys, self._train.draw(clients, keys, size))
         mean: list[Tensor] = []
-        for k, (positions, share) in enumerate(self._train.whole(clients)):
+        for k, (positions, share) in enumerate(self._train.whole(clients, self._weigh)):
             mine = draws.combine(keys, k) if k else keys
             pieces = self._pass(models, clients, mine, self._train.take(clients, mine, positions))
-            pieces = [share * piece for piece in pieces]
+            pieces = [share.to(piece)[:, None] * piece for piece in pieces]
             mean = [a + b for a, b in zip(mean, pieces, strict=True)] if mean else pieces
         return mean
 
@@ -295,11 +298,11 @@ class Federation(Place):
         size = None if whole else self.batch_size
         losses = torch.zeros(len(models), len(who), dtype=models.dtype, device=models.device)
         for chunk in self._train.chunks(who, size=size, most=self.models_at_once):
-            for fields, share in self._train.parts(who[chunk], keys[chunk], size):
+            for fields, share in self._train.parts(who[chunk], keys[chunk], size, self._weigh):
                 for k, row in enumerate(models):
                     held = {name: b[who[chunk]] for name, b in self.buffers.items()}
                     rows = row.expand(len(chunk), -1)
-                    losses[k, chunk] += share * self.chosen.executor.losses(rows, fields, held, keys[chunk])
+                    losses[k, chunk] += share.to(losses) * self.chosen.executor.losses(rows, fields, held, keys[chunk])
         self.compared += len(models) * int(self.cost(who, None if whole else 1).sum())
         return losses
 
@@ -327,7 +330,13 @@ class Federation(Place):
         return together * self.blueprint.activations(self._trial(), self._train.layout)
 
     def _trial(self) -> Fields:
-        return self._train.trial(None if self.batch_size is None else self.batch_size // self.accumulate, self.seed)
+        return self._train.trial(self._at_once, self.seed)
+
+    def _in_one_pass(self, batch_size: int | None) -> int | None:
+        """The samples of a pass: a batch or, of tokens, which have large outputs, as many of it as fit."""
+        if batch_size is None or not self.blueprint.task.predicts_tokens:
+            return batch_size
+        return max(1, min(batch_size, TOKENS_AT_ONCE // max(1, self._train.trial(1, self.seed)[0][0].numel())))
 
     def local_steps(
         self,

@@ -2,14 +2,14 @@
 
 import warnings
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, Self
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, ReduceLROnPlateau
 
-from cobo.compute.blueprint import BufferPolicy, Precision
+from cobo.compute.blueprint import BufferPolicy, Precision, resolved
 from cobo.compute.executor import Choice
 from cobo.config import Settings
 from cobo.engines import Clocks
@@ -31,8 +31,9 @@ class Training(Settings):
     that of SGD. `augment` changes every batch as it is drawn: by name, or f(fields, keys). With `accumulate`, a
     gradient is that of so many batches, taken one at a time. With `batch_size = None` gradients are exact, over all
     samples of a client. `roster` says who joins and leaves when; without one, all clients are there from the first
-    round to the last. With `clocks`, time is simulated. `precision` is that of the layers; with "bfloat16", where the
-    device is fast at it, models and gradients still are float32.
+    round to the last. With `clocks`, time is simulated. `precision` is that of the layers; with "bfloat16",
+    models and gradients still are float32. "auto" is bfloat16 where the device computes in it, and float32 elsewhere;
+    what it came to is what a run records, and keeps when it goes on.
     """
 
     rounds: int = Field(default=1000, ge=1)
@@ -63,6 +64,11 @@ class Training(Settings):
             reason = str(error).splitlines()[0]
             raise ValueError(f"a device that torch can use here, such as 'cpu' ({reason})") from None
         return device
+
+    @model_validator(mode="after")
+    def _precision_of_the_device(self) -> Self:
+        object.__setattr__(self, "precision", resolved(self.precision, self.device))  # settings are frozen otherwise
+        return self
 
     @property
     def cadence(self) -> int:
