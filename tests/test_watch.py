@@ -132,6 +132,35 @@ def test_seeds_that_go_on_do_not_change_the_row_of_those_that_are_finished(tmp_p
     assert [run["label"] for run in both["live"]["runs"]] == ["cobo seed 1"]
 
 
+@pytest.mark.parametrize("unfinished", ["local", "oracle", "cobo"])
+def test_nobody_is_compared_with_a_run_that_goes_on(tmp_path, unfinished):
+    methods = {"local": cobo.Local(), "cobo": cobo.CoBo(), "oracle": cobo.Oracle()}
+    for name, method in methods.items():
+        fitted(tmp_path / name / "seed-0", method=method, until=3 if name == unfinished else None)
+    data = look(tmp_path).data()
+    heads = data["table"]["heads"]
+    cells = {row["cells"][0]: dict(zip(heads, row["cells"], strict=True)) for row in data["table"]["rows"]}
+    assert {name: row["recovery %"] for name, row in cells.items()} == dict.fromkeys(methods, "-")
+    compared = {name for name, row in cells.items() if row["improved %"] != "-"}
+    assert compared == {"local": set(), "oracle": {"cobo"}, "cobo": {"oracle"}}[unfinished]
+    assert ("better off than alone" in data["finding"]) == (unfinished == "oracle")
+    assert data["finding"].startswith("So far: ") == (unfinished == "cobo")
+    assert data["scores"].startswith("Accuracy so far, %: CoBo ")
+    assert [row["cells"][0] for row in data["table"]["rows"] if row["going"]] == [unfinished]
+    assert any(row["best"] for row in data["table"]["rows"]) == (unfinished == "oracle")
+    assert {run["method"] for run in data["runs"] if run["alone"]} == compared
+    fitted(tmp_path / unfinished / "seed-0", method=methods[unfinished], resume=True)
+    data = look(tmp_path).data()
+    assert data["scores"].startswith("Accuracy in the end")
+    assert {run["method"] for run in data["runs"] if run["alone"]} == {"cobo", "oracle"}
+    assert any(row["best"] for row in data["table"]["rows"])
+
+
+def test_before_there_is_a_w_the_page_says_how_far_it_is(tmp_path):
+    fitted(tmp_path, until=1)
+    assert look(tmp_path).data()["finding"] == "So far: CoBo is at round 0 of 10."
+
+
 def test_an_empty_folder_is_waited_for_and_a_folder_of_folders_said(tmp_path):
     for folder in (tmp_path, tmp_path / "not there yet"):
         assert look(folder).data()["finding"] == "Waiting for the first evaluation of a run"

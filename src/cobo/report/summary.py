@@ -68,8 +68,13 @@ def summarise_runs(
     target: float | None,
     target_perplexity: float | None = None,
 ) -> Results:
-    """The same of runs from anywhere."""
+    """The same of runs from anywhere.
+
+    Those that say that they are `going` on are compared with nobody, and nobody with them: half trained is no end.
+    """
     score = _score(runs)
+    going = [method for method, seeds in runs.items() if any(run.get("going") for run in seeds.values())]
+    ended = {method: seeds for method, seeds in runs.items() if method not in going}
     wanted = target_perplexity if score == "perplexity" else target
     return {
         "experiment": experiment,
@@ -79,7 +84,8 @@ def summarise_runs(
         **({} if target_perplexity is None else {"target_perplexity": target_perplexity}),
         "environment": made_with(runs),
         "unfinished": unfinished,
-        "methods": {method: _method(runs, method, score, wanted) for method in runs},
+        **({"going": going} if going else {}),
+        "methods": {method: _method(runs[method], method, ended, score, wanted) for method in runs},
     }
 
 
@@ -102,13 +108,16 @@ def _score(runs: Runs) -> str:
     return "perplexity" if known else "accuracy"
 
 
-def _method(runs: Runs, method: str, score: str, target: float | None) -> dict[str, Any]:
-    mine = runs[method]
-    local = runs.get("local", {})
-    ditto = {seed: run["history"][-1].get(score) for seed, run in runs.get("ditto", {}).items()}
+def _method(
+    mine: dict[int, dict[str, Any]], method: str, ended: Runs, score: str, target: float | None
+) -> dict[str, Any]:
+    """Of the seeds of a method, beside those that have come to their end."""
+    local = ended.get("local", {})
+    ditto = {seed: run["history"][-1].get(score) for seed, run in ended.get("ditto", {}).items()}
     last = {seed: run["history"][-1] for seed, run in mine.items()}
-    improved = [_improved(run, local.get(seed)) for seed, run in mine.items()] if method != "local" else []
-    recovery = _recovery(runs, method) if method not in ("local", "oracle") else []
+    over = method in ended
+    improved = [_improved(run, local.get(seed)) for seed, run in mine.items()] if over and method != "local" else []
+    recovery = _recovery(ended, method) if over and method not in ("local", "oracle") else []
     graphs = [r for r in mine.values() if r["weights"] is not None and None not in r["true_groups"] and _several(r)]
     settled = [groups_right_from(r, read_snapshots(r)) for r in graphs]
     return {

@@ -209,9 +209,12 @@ def score(results: Results) -> str:
 
 
 def best(results: Results) -> str | None:
-    """The method with the best score of those that are told nothing of the groups."""
+    """The method with the best score of those that are told nothing of the groups; None while one of them goes on."""
     name = score(results)
-    scores = {method: m[name]["mean"] for method, m in results["methods"].items() if m[name] and not m["told"]}
+    untold = {method: m for method, m in results["methods"].items() if not m["told"]}
+    if set(untold) & set(results.get("going", ())):
+        return None
+    scores = {method: m[name]["mean"] for method, m in untold.items() if m[name]}
     return (max if name == "accuracy" else min)(scores, key=lambda method: scores[method]) if scores else None
 
 

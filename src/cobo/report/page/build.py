@@ -90,9 +90,12 @@ def command(results: Results, runs: Runs, *, own: bool) -> str:
 def _table(results: Results) -> dict[str, Any]:
     heads, first = table.columns(results), table.best(results) if len(results["methods"]) > 1 else None
     rows = [
-        {"cells": cells, "best": method == first, "told": m["told"] or ""}
+        {
+            "cells": cells, "best": method == first, "told": m["told"] or "",
+            "going": method in results.get("going", ()),
+        }
         for (method, m), cells in zip(results["methods"].items(), table.cells(results, heads), strict=True)
-    ]
+    ]  # fmt: skip
     said = {head: words.COLUMNS[head] for head in heads if head in words.COLUMNS}
     return {"heads": heads, "rows": rows, "notes": table.notes(results), "said": said}
 
@@ -131,8 +134,10 @@ def _near(runs: Runs, score: str) -> tuple[float, float] | None:
 
 
 def _run(runs: Runs, method: str, seed: int, results: Results, share: int) -> dict[str, Any]:
-    """W of a run, and how each client ends beside the same client alone."""
+    """W of a run, and how each client ends beside the same client alone, if both have come to their end."""
     run, alone = runs[method][seed], runs.get("local", {}).get(seed)
+    if alone is not None and (method == "local" or run.get("going") or alone.get("going")):
+        alone = None
     score, names = table.score(results), run["names"]
     grouping = graphs.found(run)
     return {
@@ -142,7 +147,7 @@ def _run(runs: Runs, method: str, seed: int, results: Results, share: int) -> di
         "rounds": run["training"]["rounds"],
         "clients": names,
         "mine": _ends(run, score, names),
-        "alone": None if alone is None or method == "local" else _ends(alone, score, names),
+        "alone": None if alone is None else _ends(alone, score, names),
         "away": [] if grouping is None else grouping.away,
         "peers": None if grouping is None else graphs.peers(run),
         "found": None if grouping is None else grouping.groups,

@@ -397,9 +397,15 @@ function clientsTable() {
   const lost = mine.filter((value, k) => value === null && !away.includes(k)).length;
   byId("clients-words").textContent = [
     `${method}, seed ${seed}${round < rounds ? `, at round ${round.toLocaleString("en")} of ${rounds.toLocaleString("en")}` : ""}: ${unit}${better < 0 ? " (lower is better)" : ""}.`,
-    alone ? "Alone is Local with the same seed." : method === "local" ? "" : "Local with the same seed is not in this folder, so there is no gain to show.",
+    alone ? "Alone is Local with the same seed." : method === "local" ? "" : noGain(seed),
     lost ? `${count(lost, "client")} ${lost === 1 ? "has" : "have"} no ${data.score} that is a number in the end.` : "",
   ].join(" ");
+}
+
+function noGain(seed) {
+  const begun = data.runs.some((run) => run.method === "local" && run.seed === seed);
+  return begun ? "There is a gain to show when both this run and Local with the same seed are finished."
+    : "Local with the same seed is not in this folder, so there is no gain to show.";
 }
 
 function gain(mine, alone, better) {

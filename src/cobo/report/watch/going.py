@@ -65,6 +65,7 @@ def _run(place: Path, facts: dict[str, Any], lines: list[dict[str, Any]], events
     return {
         **facts,
         "folder": place,
+        "going": True,
         "history": [listed(line, names) for line in lines],
         "weights": snapshots[-1].tolist() if snapshots else None,
         "present": [name for name in names if name in lines[-1]["clients"]],

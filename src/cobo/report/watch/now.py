@@ -71,11 +71,6 @@ class Now:
             return self._empty(going, "")
         results = self._summarise(counted)
         data = build.gathered(self._folder, results, counted, begun)
-        if data["leading"] not in finished:
-            data["finding"] = f"So far: {data['finding']}"
-            data["scores"] = data["scores"].replace(" in the end", " so far")
-        for row, method in zip(data["table"]["rows"], counted, strict=True):
-            row["going"] = method not in finished
         return {**data, "live": _live(going, sum(len(seeds) for seeds in finished.values()))}
 
     def _empty(self, going: list[Going], problem: str) -> dict[str, Any]:
