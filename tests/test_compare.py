@@ -29,6 +29,7 @@ from cobo.experiments.runner import run as run_one
 from cobo.methods import METHODS
 from cobo.report import comparison, figures, milestones, summary, table
 from cobo.report.board import Board
+from cobo.report.page import words
 from cobo.report.summary import read_runs
 from cobo.training.lock import only_one
 from cobo.training.records import pack_weights
@@ -344,6 +345,34 @@ def test_a_curve_is_the_mean_over_seeds_with_its_spread(compared):
     assert list(lines) == [f"ditto {found.mean[-1]:.1f}", f"my own {one.mean[-1]:.1f}", "target 90"]
     assert lines["target 90"].get_ydata() == [90, 90]
     assert [line.get_color() for line in lines.values()][:2] == [figures.METHOD_COLOURS["ditto"], figures.OTHER]
+
+
+def test_a_score_that_is_no_number_is_a_gap_and_no_end(tmp_path):
+    def made(seed, scores):
+        made_up(tmp_path, "ditto", seed, [1.0])
+        path = tmp_path / "ditto" / f"seed-{seed}" / "result.json"
+        facts = json.loads(path.read_text())
+        facts["history"] = [{**facts["history"][0], "round": k, "accuracy": score} for k, score in enumerate(scores)]
+        path.write_text(json.dumps(facts))
+
+    made(0, [10.0, 20.0, None, 40.0, None])
+    made(1, [30.0, 40.0, 50.0, 60.0, 70.0])
+    runs = read_runs(tmp_path)
+    found = comparison.curve(runs["ditto"], "accuracy")
+    assert found.rounds == [0, 1, 2, 3, 4]
+    np.testing.assert_array_equal(found.mean, [20, 30, np.nan, 50, np.nan])
+    np.testing.assert_array_equal(np.isnan(found.std), np.isnan(found.mean))
+    other = comparison.Curve([0, 4], [0.0, 9.0], np.array([90.0, 99.0]), None)
+    figure = comparison.curves({"ditto": found, "cobo": other}, "accuracy", "rounds", None)
+    lines = [line for line in figure.axes[0].lines if not line.get_label().startswith("_")]
+    assert [line.get_label() for line in lines] == ["ditto -", "cobo 99.0"]
+    (alone,) = [line for line in figure.axes[0].lines if line.get_label().startswith("_")]
+    assert (alone.get_xdata().tolist(), alone.get_ydata().tolist()) == ([3], [50])
+    notes = words.notes(results_of(tmp_path), runs)
+    assert "No accuracy that is a number at 2 of 5 evaluations of ditto seed 0. Curves have gaps there." in notes
+    made(2, [None] * 5)
+    assert comparison.points(read_runs(tmp_path)["ditto"], "accuracy") == {}
+    comparison.draw(tmp_path, results_of(tmp_path))
 
 
 def test_w_is_drawn_at_stages_of_training_by_group_with_the_oracle_last(tmp_path, monkeypatch):

@@ -394,8 +394,35 @@ def test_a_diverged_run_says_so(copied, show):
     found = show(built(copied))
     assert "No accuracy that is a number in the end: cobo seed 1." in found.locator("#notes").inner_text()
     assert found.locator("#methods tr", has_text="cobo").locator("td").first.inner_text() == "-"
+    assert "at 1 of 4 evaluations of cobo seed 1. Curves have gaps there." in found.locator("#notes").inner_text()
     found.locator("#seed").select_option("1")
     assert "8 clients have no accuracy that is a number" in found.locator("#clients-words").inner_text()
+
+
+def test_curves_and_their_bands_have_gaps_where_a_seed_has_no_number(copied, show):
+    spoil(copied, "cobo/seed-1", lambda facts: facts["history"][2].update(accuracy=None))
+    found = show(built(copied))
+    unfold(found, "#curves-data")
+    shown = [row for row in rows(found, "#curves-data") if row[:2] == ["cobo", "accuracy"]]
+    assert [row[3:] == ["-", "-"] for row in shown] == [False, False, True, False]
+    colour = found.evaluate("data.looks.cobo.colour")
+    chart = found.locator("#curves svg").first
+    line = chart.locator(f"path[stroke='{colour}']").get_attribute("d")
+    assert (line.count("M"), line.count("L"), line.count("h0")) == (2, 1, 1)
+    band = chart.locator(f"path[fill='{colour}']").get_attribute("d")
+    assert (band.count("M"), band.count("L"), band.count("Z")) == (2, 4, 2)
+    assert "NaN" not in line + band
+
+
+def test_thinning_a_curve_leaves_its_gaps():
+    points = [[{"round": k, "accuracy": None if k in (501, 502, 700) else 1.0}] for k in range(1000)]
+    assert build._gaps(points, "accuracy") == [501, 700]
+    history = [{"round": k, **line} for k, (line,) in enumerate(points)]
+    curve = build._curves({"cobo": {0: {"history": history}}})["accuracy"]["cobo"]
+    assert [k for k, mean in zip(curve["round"], curve["mean"], strict=True) if mean is None] in (
+        [501, 700],
+        [501, 502, 700],
+    )
 
 
 def test_one_evaluation_is_a_point_and_said(copied, show):

@@ -7,7 +7,7 @@ They show what is finished. Shapes: s snapshots, n clients.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -28,7 +28,10 @@ NAMES = {"accuracy": "accuracy, %", "perplexity": "perplexity", "loss": "loss"}
 
 
 class Curve(NamedTuple):
-    """A score over time: mean and standard deviation over seeds (None with one)."""
+    """A score over time: mean and standard deviation over seeds (None with one).
+
+    Not a number where a seed has none: a line has a gap there.
+    """
 
     rounds: list[int]
     gradients: list[float]
@@ -56,7 +59,8 @@ def drawn(folder: Path, results: Results, rounds: Sequence[int] | None = None) -
     runs = read_runs(folder)
     made: dict[str, Figure] = {}
     for score in NAMES:
-        found = {method: curve(seeds, score) for method, seeds in runs.items() if len(points(seeds, score)) > 1}
+        lines = {method: curve(seeds, score) for method, seeds in runs.items()}
+        found = {method: line for method, line in lines.items() if np.isfinite(line.mean).sum() > 1}
         if found:
             target = results.get(f"target_{score}")
             made["perplexity" if score == "perplexity" else "accuracy"] = curves(found, score, "rounds", target)
@@ -78,17 +82,23 @@ def drawn(folder: Path, results: Results, rounds: Sequence[int] | None = None) -
 def curve(seeds: Mapping[int, dict[str, Any]], score: str) -> Curve:
     """The score of a method over the evaluations that all seeds have."""
     found = points(seeds, score)
-    lines = list(found.values())
-    mean = np.array([fmean(x[score] for x in at) for at in lines])
-    std = np.array([stdev(x[score] for x in at) for at in lines]) if len(seeds) > 1 else None
-    return Curve(list(found), [fmean(x["gradients"] for x in at) for at in lines], mean, std)
+    scores = [[np.nan if x.get(score) is None else x[score] for x in at] for at in found.values()]
+    values = np.array(scores).reshape(-1, len(seeds))
+    std = values.std(1, ddof=1) if len(seeds) > 1 else None
+    return Curve(list(found), [fmean(x["gradients"] for x in at) for at in found.values()], values.mean(1), std)
 
 
 def points(seeds: Mapping[int, dict[str, Any]], score: str) -> dict[int, list[dict[str, Any]]]:
-    """By round: the lines of all seeds, where each has a score."""
-    histories = [{x["round"]: x for x in run["history"] if x.get(score) is not None} for run in seeds.values()]
+    """By round: the lines of all seeds; none if there is no round at which each has a score."""
+    histories = [{x["round"]: x for x in run["history"]} for run in seeds.values()]
     common = set.intersection(*(set(history) for history in histories))
-    return {round: [history[round] for history in histories] for round in sorted(common)}
+    found = {round: [history[round] for history in histories] for round in sorted(common)}
+    return found if any(not lost(at, score) for at in found.values()) else {}
+
+
+def lost(lines: Sequence[dict[str, Any]], score: str) -> bool:
+    """Whether a seed has no score that is a number."""
+    return any(line.get(score) is None for line in lines)
 
 
 def curves(found: Mapping[str, Curve], score: str, against: str, target: float | None) -> "Figure":
@@ -103,9 +113,9 @@ def curves(found: Mapping[str, Curve], score: str, against: str, target: float |
         ax.set_xlabel("rounds" if against == "rounds" else "gradients computed")
         if against == "gradients":
             ax.set_xscale("log")
-        if score == "loss" and all((line.mean > 0).all() for line in found.values()):
+        if score == "loss" and all(np.nanmin(line.mean) > 0 for line in found.values()):
             ax.set_yscale("log")
-    if score == "perplexity" and max(line.mean.max() / line.mean.min() for line in found.values()) > 10:
+    if score == "perplexity" and max(np.nanmax(line.mean) / np.nanmin(line.mean) for line in found.values()) > 10:
         _log_scale(axes[0])
     axes[0].set_ylabel(NAMES[score])
     if near is not None:
@@ -122,10 +132,20 @@ def _line(ax: "Axes", method: str, line: Curve, score: str, against: str, widest
     shown = slice(None) if against == "rounds" else x > 0  # which a log scale can show
     look = method_look(method)
     ax.plot(x[shown], line.mean[shown], label=f"{method} {_brief(line.mean[-1], score)}", **look)
+    alone = _between_gaps(line.mean)
+    if alone.any():
+        ax.plot(x[alone], line.mean[alone], ".", color=look["color"])
     if line.std is not None:
         low, high = (line.mean - line.std)[shown], (line.mean + line.std)[shown]
         narrow = line.std[shown] < widest
         ax.fill_between(x[shown], low, high, where=narrow, color=look["color"], alpha=0.18, linewidth=0)
+
+
+def _between_gaps(mean: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Which points of a line are no end of any stroke, and would not be seen."""
+    known = np.isfinite(mean)
+    alone: NDArray[np.bool_] = known & ~np.append(False, known[:-1]) & ~np.append(known[1:], False)
+    return alone
 
 
 def _log_scale(ax: "Axes") -> None:
@@ -140,8 +160,10 @@ def _log_scale(ax: "Axes") -> None:
 
 def near_the_best(found: Mapping[str, Curve], score: str) -> tuple[float, float] | None:
     """The range of scores in which the better methods end, if much of the whole lies outside it."""
-    everything = np.concatenate([line.mean for line in found.values()])
-    ends = [line.mean[-1] for line in found.values()]
+    everything = np.concatenate([line.mean[np.isfinite(line.mean)] for line in found.values()])
+    ends = [line.mean[-1] for line in found.values() if np.isfinite(line.mean[-1])]
+    if not ends:
+        return None
     if score == "perplexity":
         low = 0.98 * everything.min()
         high = 1.05 * max(end for end in ends if end <= 1.25 * min(ends))
@@ -162,6 +184,8 @@ def method_look(method: str) -> dict[str, Any]:
 
 
 def _brief(value: float, score: str) -> str:
+    if np.isnan(value):
+        return "-"
     return f"{value:.1f}" if score == "accuracy" else f"{value:.{4 if score == 'perplexity' else 3}g}"
 
 

@@ -112,17 +112,24 @@ def _curves(runs: Runs) -> dict[str, dict[str, Any]]:
         for method, seeds in runs.items():
             points = list(comparison.points(seeds, score).values())
             if points:
-                found.setdefault(score, {})[method] = _curve([points[k] for k in _evenly(len(points))], score)
+                kept = sorted({*_evenly(len(points)), *_gaps(points, score)})
+                found.setdefault(score, {})[method] = _curve([points[k] for k in kept], score)
     return found
 
 
 def _curve(points: list[list[dict[str, Any]]], score: str) -> dict[str, Any]:
-    values = [[line[score] for line in at] for at in points]
+    values = [None if comparison.lost(at, score) else [line[score] for line in at] for at in points]
     return {
         **{axis: [_short(fmean(x[axis] for x in at)) for at in points] for axis in AXES if axis in points[0][0]},
-        "mean": [_short(fmean(at)) for at in values],
-        "std": [_short(stdev(at)) for at in values] if len(values[0]) > 1 else None,
+        "mean": [None if at is None else _short(fmean(at)) for at in values],
+        "std": [None if at is None else _short(stdev(at)) for at in values] if len(points[0]) > 1 else None,
     }
+
+
+def _gaps(points: list[list[dict[str, Any]]], score: str) -> list[int]:
+    """Where a curve breaks off, which thinning must not hide."""
+    gap = [comparison.lost(at, score) for at in points]
+    return [k for k, lost in enumerate(gap) if lost and not (k and gap[k - 1])]
 
 
 def _near(runs: Runs, score: str) -> tuple[float, float] | None:

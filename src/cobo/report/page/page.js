@@ -466,9 +466,10 @@ function chart(host, lines, { xlabel, ylabel, range = null, height = 270, most =
 }
 
 function band(line, sx, sy) {
-  const upper = line.x.map((x, k) => `${sx(x).toFixed(1)},${sy(line.y[k] + line.std[k]).toFixed(1)}`);
-  const lower = line.x.map((x, k) => `${sx(x).toFixed(1)},${sy(line.y[k] - line.std[k]).toFixed(1)}`).reverse();
-  return `M${[...upper, ...lower].join("L")}Z`;
+  const parts = [[]];
+  line.y.forEach((y, k) => (y === null ? parts.push([]) : parts.at(-1).push(k)));
+  const edge = (part, way) => part.map((k) => `${sx(line.x[k]).toFixed(1)},${sy(line.y[k] + way * line.std[k]).toFixed(1)}`);
+  return parts.filter((part) => part.length).map((part) => `M${[...edge(part, 1), ...edge(part, -1).reverse()].join("L")}Z`).join("");
 }
 
 function stroke(line, sx, sy) {
@@ -477,8 +478,9 @@ function stroke(line, sx, sy) {
     const [x, y] = shown.find(Boolean);
     return svg("circle", { cx: x, cy: y, r: 4, fill: ink(line.colour) });
   }
-  const d = shown.map((point, k) => point && `${k && shown[k - 1] ? "L" : "M"}${point[0].toFixed(1)},${point[1].toFixed(1)}`).filter(Boolean).join("");
-  return svg("path", { d, fill: "none", stroke: ink(line.colour), "stroke-width": line.width, "stroke-linejoin": "round", "stroke-dasharray": line.dashed ? "6 4" : "none" });
+  const dot = (k) => (shown[k - 1] || shown[k + 1] ? "" : "h0"); // seen also between two gaps
+  const d = shown.map((point, k) => point && `${shown[k - 1] ? "L" : "M"}${point[0].toFixed(1)},${point[1].toFixed(1)}${dot(k)}`).filter(Boolean).join("");
+  return svg("path", { d, fill: "none", stroke: ink(line.colour), "stroke-width": line.width, "stroke-linejoin": "round", "stroke-linecap": "round", "stroke-dasharray": line.dashed ? "6 4" : "none" });
 }
 
 // The values at the place of the pointer, in words under the chart.

@@ -80,12 +80,22 @@ def notes(results: Results, runs: Runs) -> list[str]:
                 if score in run["history"][-1] and run["history"][-1][score] is None]  # fmt: skip
         if lost:
             said.append(f"No {score} that is a number in the end: {_listed(lost)}. The table then has none.")
+        some = [f"{count} of {method} seed {seed}" for method, seeds in runs.items() for seed, run in seeds.items()
+                if (count := _without(run, score))]  # fmt: skip
+        if some:
+            said.append(f"No {score} that is a number at {_listed(some)}. Curves have gaps there.")
     once = [method for method, seeds in runs.items() if all(len(run["history"]) < 2 for run in seeds.values())]
     if once:
         said.append(f"Evaluated only once, so a point instead of a curve: {_listed(once)}.")
     if "local" not in runs:
         said.append("Local was not run here, so nobody can be compared with training alone.")
     return said
+
+
+def _without(run: dict[str, Any], score: str) -> str:
+    """At how many evaluations of a run that has a score it is no number."""
+    lost = sum(line.get(score, 0) is None for line in run["history"])
+    return f"{lost} of {len(run['history'])} evaluations" if lost else ""
 
 
 def _going(results: Results) -> set[str]:
