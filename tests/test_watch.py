@@ -184,6 +184,41 @@ def test_what_cannot_be_read_is_said_and_mends_itself(tmp_path):
     assert watched.data()["runs"][0]["round"] == 6
 
 
+def test_a_result_that_is_none_is_said_and_read_once(tmp_path, monkeypatch):
+    fitted(tmp_path)
+    (tmp_path / "result.json").write_text("{}")
+    watched, read = look(tmp_path), []
+    monkeypatch.setattr(now, "read_runs", lambda folder: read.append(folder) or summary.read_runs(folder))
+    for _ in range(3):
+        (note,) = watched.data()["notes"]
+    assert note.endswith("result.json cannot be read: there is no history in it; run that method and seed again")
+    assert len(read) == 1
+
+
+def test_any_mistake_is_said_and_waited_after(tmp_path, monkeypatch):
+    monkeypatch.setattr(now, "PAUSE", 1000.0)
+    fitted(tmp_path)
+    facts = json.loads((tmp_path / "result.json").read_text())
+    (tmp_path / "result.json").write_text(json.dumps({key: facts[key] for key in ("history", "method", "training")}))
+    watched = look(tmp_path)
+    assert watched.data()["finding"] == "This cannot be read"
+    assert watched.data()["notes"][0].startswith("KeyError: ")
+    monkeypatch.setattr(watched, "_fingerprint", lambda: pytest.fail("this is too soon"))
+    watched.data()
+
+
+@pytest.mark.parametrize(("error", "silent"), [(BrokenPipeError(), True), (TimeoutError(), True), (KeyError(), False)])
+def test_only_a_browser_that_went_away_is_no_news(tmp_path, monkeypatch, capfd, error, silent):
+    def fail() -> dict:
+        raise error
+
+    with serving(tmp_path) as server:
+        monkeypatch.setattr(server.now, "data", fail)
+        with pytest.raises((http.client.HTTPException, ConnectionError)):
+            ask(server)
+    assert ("Traceback" not in capfd.readouterr().err) == silent
+
+
 def test_reading_leaves_a_run_as_it_is(tmp_path):
     fitted(tmp_path / "cobo" / "seed-0", until=7)
     before = written(tmp_path)
@@ -397,6 +432,29 @@ def test_with_a_token_the_printed_address_opens_the_page_and_the_page_goes_on_by
         fitted(tmp_path, resume=True)
         wait_for(page, "() => byId('going').textContent === '1 run finished'")
         assert page.locator("h1").inner_text().startswith("CoBo found")
+        page.close()
+
+
+@pytest.mark.slow
+def test_a_mistake_in_drawing_and_a_server_in_trouble_are_not_said_to_be_silence(tmp_path, browser):
+    fitted(tmp_path, until=5)
+    with serving(tmp_path) as server:
+        page, complaints = browser.new_page(), []
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.goto(server.url)
+        page.evaluate("""() => {
+            window.said = [];
+            new MutationObserver(() => said.push(byId("link").textContent)).observe(byId("link"), { childList: true });
+            fill = () => { throw new Error("drawn wrong"); };
+        }""")
+        fitted(tmp_path, resume=True)
+        wait_for(page, "() => byId('going').textContent === '1 run finished'")
+        assert "drawn wrong" in complaints[0]
+        assert page.evaluate("window.said") == []
+        page.route("**/data*", lambda route: route.fulfill(status=500))
+        wait_for(page, "() => byId('link').textContent === 'The server answers 500; trying again.'")
+        page.unroute("**/data*")
+        wait_for(page, "() => byId('link').textContent === 'Live'")
         page.close()
 
 

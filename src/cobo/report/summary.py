@@ -28,7 +28,7 @@ def read_runs(folder: Path) -> Runs:
     runs: Runs = {}
     for path in find_runs(folder):
         try:
-            run = {**json.loads(path.read_text()), "folder": path.parent}
+            run = _read(path)
         except ValueError as error:
             raise CheckpointError(f"{path} cannot be read: {error}; run that method and seed again") from error
         method, seed = path.parent.parent.name, path.parent.name.removeprefix("seed-")
@@ -36,6 +36,13 @@ def read_runs(folder: Path) -> Runs:
             method, seed = run["method"]["name"], run["training"]["seed"]
         runs.setdefault(method, {})[int(seed)] = run
     return ordered(runs)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    found = json.loads(path.read_text())
+    if not isinstance(found, dict) or not found.get("history"):
+        raise ValueError("there is no history in it")
+    return {**found, "folder": path.parent}
 
 
 def ordered(runs: Runs) -> Runs:

@@ -6,6 +6,7 @@ import os
 import secrets
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -57,7 +58,9 @@ class Server(ThreadingHTTPServer):
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that has gone away is no news."""
+        """A browser that has gone away is no news; anything else is."""
+        if not isinstance(sys.exception(), (ConnectionError, TimeoutError)):
+            super().handle_error(request, client_address)
 
 
 def is_loopback(host: str) -> bool:
