@@ -4,6 +4,7 @@ import http.client
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -159,6 +160,21 @@ def test_nobody_is_compared_with_a_run_that_goes_on(tmp_path, unfinished):
 def test_before_there_is_a_w_the_page_says_how_far_it_is(tmp_path):
     fitted(tmp_path, until=1)
     assert look(tmp_path).data()["finding"] == "So far: CoBo is at round 0 of 10."
+
+
+def test_a_method_may_be_there_twice_and_what_is_no_seed_is_left_alone(tmp_path):
+    for name, until in (("cobo-a", 5), ("cobo-b", 7), ("cobo-c", None)):
+        fitted(tmp_path / name / "seed-0", until=until)
+    shutil.copytree(tmp_path / "cobo-c" / "seed-0", tmp_path / "cobo-c" / "seed-0.bak")
+    shutil.copytree(tmp_path / "cobo-a" / "seed-0", tmp_path / "cobo-a" / "seed-1 (copy)")
+    assert [(going.method, going.seed, going.round) for going in read_going(tmp_path)] == [
+        ("cobo-a", 0, 4), ("cobo-b", 0, 6)
+    ]  # fmt: skip
+    assert summary.read_unfinished(tmp_path) == ["cobo-a seed-0", "cobo-b seed-0"]
+    data = look(tmp_path).data()
+    assert [(run["method"], run["seed"], run["round"]) for run in data["runs"]] == [
+        ("cobo-a", 0, 4), ("cobo-b", 0, 6), ("cobo-c", 0, 10)
+    ]  # fmt: skip
 
 
 def test_an_empty_folder_is_waited_for_and_a_folder_of_folders_said(tmp_path):

@@ -1,6 +1,7 @@
 """results.json, from the files of the runs in a folder."""
 
 import json
+import re
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -17,31 +18,39 @@ from cobo.training.settings import OWN
 Runs = dict[str, dict[int, dict[str, Any]]]
 Results = dict[str, Any]
 
+SEED = re.compile(r"seed-\d+")
 
-def find_runs(folder: Path) -> list[Path]:
-    """The files of the finished runs in a folder: METHOD/seed-K/result.json, or its own if it is that of one run."""
-    return sorted(folder.glob("*/seed-*/result.json")) or list(folder.glob("result.json"))
+
+def places(folder: Path, file: str) -> list[Path]:
+    """Where there is such a file in a folder: METHOD/seed-K of it, or else the folder, if it is that of one run."""
+    found = [path.parent for path in sorted(folder.glob(f"*/seed-*/{file}")) if SEED.fullmatch(path.parent.name)]
+    return found or [path.parent for path in folder.glob(file)]
+
+
+def called(folder: Path, place: Path, run: dict[str, Any]) -> tuple[str, int]:
+    """Method and seed of a run: METHOD and K of its place, so that a method may be there twice; alone, its own."""
+    if place == folder:
+        return run["method"]["name"], run["training"]["seed"]
+    return place.parent.name, int(place.name.removeprefix("seed-"))
 
 
 def read_runs(folder: Path) -> Runs:
     """The finished runs in a folder, by method and seed; each says in `folder` where it is."""
     runs: Runs = {}
-    for path in find_runs(folder):
-        try:
-            run = _read(path)
-        except ValueError as error:
-            raise CheckpointError(f"{path} cannot be read: {error}; run that method and seed again") from error
-        method, seed = path.parent.parent.name, path.parent.name.removeprefix("seed-")
-        if path.parent == folder:
-            method, seed = run["method"]["name"], run["training"]["seed"]
-        runs.setdefault(method, {})[int(seed)] = run
+    for place in places(folder, "result.json"):
+        run = _read(place / "result.json")
+        method, seed = called(folder, place, run)
+        runs.setdefault(method, {})[seed] = run
     return ordered(runs)
 
 
 def _read(path: Path) -> dict[str, Any]:
-    found = json.loads(path.read_text())
-    if not isinstance(found, dict) or not found.get("history"):
-        raise ValueError("there is no history in it")
+    try:
+        found = json.loads(path.read_text())
+        if not isinstance(found, dict) or not found.get("history"):
+            raise ValueError("there is no history in it")
+    except ValueError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}; run that method and seed again") from error
     return {**found, "folder": path.parent}
 
 
@@ -53,7 +62,7 @@ def ordered(runs: Runs) -> Runs:
 
 def read_unfinished(folder: Path) -> list[str]:
     """Runs that were begun and have no result: stopped, failed, or going on."""
-    begun = (path.parent for path in sorted(folder.glob("*/seed-*/metrics.jsonl")))
+    begun = (place for place in places(folder, "metrics.jsonl") if place != folder)
     return [f"{run.parent.name} {run.name}" for run in begun if not (run / "result.json").exists()]
 
 
