@@ -131,7 +131,7 @@ def _line(ax: "Axes", method: str, line: Curve, score: str, against: str, widest
     x = np.array(line.rounds if against == "rounds" else line.gradients)
     shown = slice(None) if against == "rounds" else x > 0  # which a log scale can show
     look = method_look(method)
-    ax.plot(x[shown], line.mean[shown], label=f"{method} {_brief(line.mean[-1], score)}", **look)
+    ax.plot(x[shown], line.mean[shown], label=f"{figures.plain(method)} {_brief(line.mean[-1], score)}", **look)
     alone = _between_gaps(line.mean)
     if alone.any():
         ax.plot(x[alone], line.mean[alone], ".", color=look["color"])

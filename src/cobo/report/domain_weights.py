@@ -135,4 +135,4 @@ def in_the_end(found: Rows) -> "Figure":
 
 
 def _short(name: str) -> str:
-    return name if len(name) <= 16 else f"{name[:15]}…"
+    return figures.plain(name if len(name) <= 16 else f"{name[:15]}…")

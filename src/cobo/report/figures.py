@@ -56,6 +56,11 @@ def save(figure: "Figure", folder: Path, name: str) -> None:
             write_atomic(folder / f"{name}.{kind}", out.getvalue())
 
 
+def plain(text: str) -> str:
+    """A name as it is, also with dollars in it, between which matplotlib would read formulas."""
+    return text.replace("$", r"\$")
+
+
 def matrix(ax: "Axes", W: Any, darkest: float = 1.0) -> Any:
     """W as an image: white is 0, grey is not a number."""
     ax.set(xticks=[], yticks=[], facecolor="#E3E3E3")

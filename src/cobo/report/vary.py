@@ -128,8 +128,10 @@ def figure(results: Results, score: str) -> "Figure":
     for ax, measure in zip(axes, panels, strict=True):
         for method, handle in _panel(ax, results, measure).items():
             handles.setdefault(method, handle)
-        ax.set(xlabel=results["varied"], ylabel={**NAMES, **PANELS}[measure])
-    drawn.legend(list(handles.values()), list(handles), loc="outside right upper", frameon=False)
+        ax.set(xlabel=figures.plain(results["varied"]), ylabel={**NAMES, **PANELS}[measure])
+    drawn.legend(
+        list(handles.values()), [figures.plain(method) for method in handles], loc="outside right upper", frameon=False
+    )
     return drawn
 
 
@@ -151,7 +153,7 @@ def _panel(ax: "Axes", results: Results, measure: str) -> dict[str, Any]:
     if numbers and places.min() > 0 and places.max() >= 20 * places.min():
         ax.set_xscale("log")
         ax.minorticks_off()
-    ax.set_xticks(places, [at["text"] for at in values])
+    ax.set_xticks(places, [figures.plain(at["text"]) for at in values])
     if not numbers:
         ax.set_xlim(-0.5, len(values) - 0.5)
         ax.grid(visible=False, axis="x")
