@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from cobo.collaboration import graph
 from cobo.report import domain_weights, figures
-from cobo.report.milestones import present_at
+from cobo.report.milestones import on_simplex, pairs, seen
 from cobo.report.summary import Results, read_runs, read_snapshots
 
 if TYPE_CHECKING:
@@ -40,11 +40,12 @@ class Curve(NamedTuple):
 
 
 class Graphs(NamedTuple):
-    """W at some rounds [s, n, n] as one run recorded it, not a number where somebody was not there; the true groups."""
+    """W at some rounds [s, n, n] as one run recorded it, not a number where there is no pair; an oracle's, if known."""
 
     rounds: list[int]
-    weights: list[NDArray[np.float32]]
-    groups: list[str | int | None]
+    weights: list[NDArray[np.float64]]
+    truth: NDArray[np.float64] | None
+    darkest: float
 
 
 def draw(folder: Path, results: Results) -> None:
@@ -193,12 +194,12 @@ def _graphs(run: dict[str, Any], snapshots: Sequence[tuple[int, NDArray[np.float
     """Clients ordered by their true group, where it is known."""
     groups, names = run["true_groups"], run["names"]
     order = sorted(range(len(names)), key=lambda k: first_met(groups, k))
-    masked = []
-    for round, W in snapshots:
-        here = np.isin(names, present_at(run, round))
-        seen = np.where(np.outer(here, here) & ~np.eye(len(names), dtype=bool), W, np.nan)
-        masked.append(seen[np.ix_(order, order)])
-    return Graphs([round for round, _ in snapshots], masked, [groups[k] for k in order])
+    shown = [seen(run, round, W)[np.ix_(order, order)] for round, W in snapshots]
+    darkest = float(np.nanmax(shown, initial=1e-9)) if on_simplex(run) else 1.0
+    truth = None
+    if None not in groups:
+        truth = np.where(pairs(run, names), graph.oracle(groups), np.nan)[np.ix_(order, order)]
+    return Graphs([round for round, _ in snapshots], shown, truth, darkest)
 
 
 def first_met(groups: Sequence[str | int | None], k: int) -> int:
@@ -207,26 +208,31 @@ def first_met(groups: Sequence[str | int | None], k: int) -> int:
 
 
 def weights(learned: Mapping[str, Graphs], wanted: Sequence[int] | None = None) -> "Figure":
-    """A row per method, a column per recorded round nearest to one wanted (or to a stage), and last the oracle's W."""
-    first = next(iter(learned.values()))
+    """A row per method, a column per recorded round nearest to one wanted (or to a stage), and last the oracle's W.
+
+    On a simplex the largest weight is the darkest.
+    """
+    known = all(found.truth is not None for found in learned.values())
     common = sorted(set.intersection(*(set(found.rounds) for found in learned.values())))
     at = [share * common[-1] for share in STAGES] if wanted is None else wanted
     rounds = list(dict.fromkeys(min(common, key=lambda r: abs(r - place)) for place in at))
-    known = None not in first.groups
     columns = len(rounds) + known
     figure, axes = figures.new(1.25 * columns + 1.0, 1.3 * len(learned) + 0.4, columns, len(learned))
-    for row, (method, found) in enumerate(learned.items()):
-        cells = axes[row * columns : (row + 1) * columns]
+    rows = [axes[k * columns : (k + 1) * columns] for k in range(len(learned))]
+    images = []
+    for cells, (method, found) in zip(rows, learned.items(), strict=True):
         recorded = dict(zip(found.rounds, found.weights, strict=True))
-        images = [figures.matrix(cell, recorded[round]) for cell, round in zip(cells, rounds, strict=False)]
+        for cell, round in zip(cells, rounds, strict=False):
+            image = figures.matrix(cell, recorded[round], found.darkest)
+        images.append(image)
         if known:
-            truth = graph.oracle(found.groups)
-            np.fill_diagonal(truth, np.nan)
-            figures.matrix(cells[-1], truth)
-        cells[0].set_ylabel(method, fontsize=10)
+            figures.matrix(cells[-1], found.truth, found.darkest)
+        cells[0].set_ylabel(figures.plain(method), fontsize=10)
     for cell, head in zip(axes, [f"round {r:,}" for r in rounds] + ["oracle"] * known, strict=False):
         cell.set_title(head, fontsize=9)
-    bar = figure.colorbar(images[0], ax=list(axes), shrink=0.8 if len(learned) == 1 else 0.5, pad=0.02)
-    bar.set_label("$w_{ij}$")
-    bar.outline.set_visible(False)
+    alike = len({found.darkest for found in learned.values()}) == 1
+    for image, beside in [(images[0], axes)] if alike else zip(images, rows, strict=True):
+        bar = figure.colorbar(image, ax=list(beside), shrink=0.8 if len(beside) == columns else 0.5, pad=0.02)
+        bar.set_label("$w_{ij}$")
+        bar.outline.set_visible(False)
     return figure

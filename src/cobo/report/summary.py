@@ -11,7 +11,7 @@ import numpy as np
 from cobo.collaboration import graph
 from cobo.errors import CheckpointError
 from cobo.methods import METHODS
-from cobo.report.milestones import Snapshots, groups_right_from, until
+from cobo.report.milestones import Snapshots, groups_right_from, on_simplex, until
 from cobo.training.records import unpack_weights
 from cobo.training.settings import OWN
 
@@ -173,8 +173,7 @@ def _accuracy(run: dict[str, Any]) -> float | None:
 
 
 def _groups_score(run: dict[str, Any]) -> float:
-    relative = run["method"].get("domain") == "simplex"
-    return graph.groups_score(*_graph(run), relative=relative)
+    return graph.groups_score(*_graph(run), relative=on_simplex(run))
 
 
 def _several(run: dict[str, Any]) -> bool:
