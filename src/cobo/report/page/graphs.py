@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from cobo.collaboration import graph
 from cobo.report.comparison import first_met
 from cobo.report.milestones import Snapshots, on_simplex, pairs, seen
-from cobo.report.summary import read_snapshots
+from cobo.report.summary import Runs, read_snapshots
 
 MOST_CLIENTS = 160  # with a row of their own; of more, groups have one
 MOST_GROUPS = 60  # the smallest of more are one row
@@ -53,6 +53,23 @@ def found(run: dict[str, Any]) -> Found | None:
         groups.setdefault(label, []).append(k)
     away = sorted(set(range(len(names))) - set(here))
     return Found(sorted(groups.values(), key=len, reverse=True), away)
+
+
+def shares(runs: Runs) -> dict[tuple[str, int], int]:
+    """How many bytes W of a run (method, seed) may take.
+
+    None at all, but for the first seed of each method, if not even the first and the last W of all would fit.
+    """
+    known = {(m, seed): run for m, seeds in runs.items() for seed, run in seeds.items() if run["weights"] is not None}
+    share = BYTES // max(1, len(known))
+    if all(2 * _rows_at_most(run) ** 2 <= share for run in known.values()):
+        return dict.fromkeys(known, share)
+    first = {method: (method, seed) for method, seed in reversed(known)}
+    return dict.fromkeys(first.values(), BYTES // len(first))
+
+
+def _rows_at_most(run: dict[str, Any]) -> int:
+    return len(run["names"]) if len(run["names"]) <= MOST_CLIENTS else MOST_GROUPS + 1
 
 
 def shown(run: dict[str, Any], share: int) -> dict[str, Any] | None:

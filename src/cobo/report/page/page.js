@@ -7,7 +7,7 @@ const NOBODY = 255, MOST_NAMES = 40, MOST_LABELS = 24, FRAME = 60;
 const BLUES = ["f7fbff", "deebf7", "c6dbef", "9ecae1", "6baed6", "4292c6", "2171b5", "08519c", "08306b"];
 const NIGHT = ["0f1a26", "0d2f57", "08519c", "2171b5", "4292c6", "6baed6", "9ecae1", "c6dbef", "deebf7"];
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
-const state = { run: null, at: 0, timer: null, hidden: new Set(), sorted: {}, chosen: false };
+const state = { run: null, at: 0, timer: null, pair: null, hidden: new Set(), sorted: {}, chosen: false };
 
 // Small things
 
@@ -124,6 +124,8 @@ function cellsOf(run) {
   const size = run.graph.labels.length ** 2;
   return run.cells.subarray(state.at * size, (state.at + 1) * size);
 }
+
+const truthOf = (graph) => decoded(data.truths[graph.truth]);
 
 // 255 colours from nothing to the largest weight.
 function ramp() {
@@ -267,26 +269,36 @@ function drawGraph() {
   const round = graph.rounds[state.at].toLocaleString("en");
   byId("at").textContent = round;
   byId("slider").setAttribute("aria-valuetext", `round ${round}`);
+  sayPair();
   if (state.timer === null) fillWeights();
 }
 
 function drawTruth() {
   const { graph } = state.run;
-  byId("truth-figure").hidden = !graph?.truth;
-  if (graph?.truth) heatMap(byId("truth"), graph, decoded(graph.truth));
+  const known = Boolean(graph) && graph.truth !== null;
+  byId("truth-figure").hidden = !known;
+  if (known) heatMap(byId("truth"), graph, truthOf(graph));
   const colours = ramp();
   byId("ramp").style.background = `linear-gradient(to right, ${[0, 63, 127, 190, 254].map((v) => `rgb(${colours[v]})`).join(", ")})`;
   byId("top").textContent = graph ? String(Number(graph.scale.toFixed(2))) : "";
 }
 
-// Which pair is under the pointer.
+// Which pair is under the pointer; what is said of it stays true when the round changes.
 function readPair(event) {
   const { graph } = state.run, n = graph.labels.length, box = event.target.getBoundingClientRect();
   const edge = Number(event.target.dataset.edge), cell = Number(event.target.dataset.plot) / n;
   const i = Math.floor((event.clientY - box.top) / cell), j = Math.floor((event.clientX - box.left - edge) / cell);
   if (i < 0 || j < 0 || i >= n || j >= n) return;
-  const cells = event.target.id === "truth" ? decoded(graph.truth) : cellsOf(state.run);
-  byId("pair").textContent = `${graph.labels[i]} learns from ${graph.labels[j]}: ${weightText(cells[i * n + j], event.target.id === "truth" ? 1 : graph.scale)}`;
+  state.pair = { truth: event.target.id === "truth", names: [graph.labels[i], graph.labels[j]] };
+  sayPair();
+}
+
+function sayPair() {
+  const { graph } = state.run, [i, j] = (state.pair?.names ?? []).map((name) => graph.labels.indexOf(name));
+  if (!(i >= 0 && j >= 0)) return void (byId("pair").textContent = "Point at a cell to read it.");
+  const { truth, names: [row, column] } = state.pair, place = i * graph.labels.length + j;
+  const weight = truth ? weightText(truthOf(graph)[place], 1) : weightText(cellsOf(state.run)[place], graph.scale);
+  byId("pair").textContent = `${row} learns from ${column}: ${weight}${truth ? ", as an oracle knows" : ""}`;
 }
 
 const weightText = (value, scale) => (value === NOBODY ? "-" : ((value / (NOBODY - 1)) * scale).toFixed(2));
@@ -300,7 +312,8 @@ function weightsTable() {
 }
 
 function graphWords() {
-  const { method, graph, away, round, rounds } = state.run;
+  const { method, graph, away, round, rounds, left_out } = state.run;
+  if (left_out) return `W of this run is left out, as W of all would be too much for one page: of each method the first seed has it.`;
   if (!graph && round < rounds) return `Of ${method} there is no W yet; methods that learn one show it from their first checkpoint on.`;
   if (!graph) return `${method} learns no weights between clients, so there is no W to show.`;
   const said = [];
@@ -347,7 +360,7 @@ function choose(method, seed) {
   byId("play").hidden = byId("slider").parentElement.hidden = last === 0;
   byId("graph").hidden = !graph;
   byId("graph-words").textContent = graphWords();
-  if (!same) byId("pair").textContent = "Point at a cell to read it.";
+  if (!same) state.pair = null;
   drawTruth();
   drawGraph();
   byId("groups").replaceChildren(...groupsList());
@@ -381,12 +394,13 @@ function play() {
 }
 
 function clientsTable() {
-  const { method, seed, round, rounds, clients, mine, alone, peers, found, away } = state.run;
+  const { method, seed, round, rounds, clients, mine, alone, peers, found, away, truth } = state.run;
   const better = data.score === "accuracy" ? 1 : -1, unit = data.score === "accuracy" ? "accuracy, %" : data.score;
   const heads = ["client"], columns = [(k) => clients[k]], words = new Set([0]);
   const group = [];
   found?.forEach((members, g) => members.forEach((k) => { group[k] = String(g + 1); }));
   if (found) heads.push("group found") && columns.push((k) => group[k] ?? "-");
+  if (truth) heads.push("true group") && columns.push((k) => truth[k]);
   if (alone) heads.push("alone") && columns.push((k) => measured(alone[k]));
   heads.push(alone ? `with ${method}` : unit);
   columns.push((k) => measured(mine[k]));
