@@ -457,7 +457,8 @@ function chart(host, lines, { xlabel, ylabel, range = null, height = 270, most =
   const xs = lines.flatMap((line) => line.x), ys = lines.flatMap((line) => line.y.filter((v) => v !== null));
   if (!ys.length) return host.replaceChildren(make("p", { class: "soft" }, "Nothing is chosen."));
   const [x0, x1] = extent(xs), log = !range && Math.min(...ys) > 0 && Math.max(...ys) > 20 * Math.min(...ys) && ylabel !== "accuracy, %";
-  let [y0, y1] = extent(ys);
+  const edges = lines.flatMap(({ y, std }) => (std ? y.flatMap((v, k) => (v === null ? [] : [v - std[k], v + std[k]])) : []));
+  let [y0, y1] = extent([...ys, ...edges.filter((v) => !log || v > 0)]);
   const room = log ? (y1 / y0) ** 0.05 : 0.06 * (y1 - y0);
   [y0, y1] = range ?? (log ? [y0 / room, y1 * room] : [y0 - room, y1 + room]);
   const sx = (x) => left + ((x - x0) / (x1 - x0)) * (width - left - right);
