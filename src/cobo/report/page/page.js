@@ -27,6 +27,7 @@ function svg(tag, attributes, ...children) {
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const ink = (wanted) => (wanted === "black" ? colour("--ink") : wanted); // black lines are white in the dark
+const again = (g) => Math.max(0, Math.floor(g / data.colours.length)); // how often all colours were used before
 const groupColour = (g) => (g < 0 ? colour("--nobody") : ink(data.colours[g % data.colours.length]));
 const short = (text, most) => ([...text].length > most ? [...text].slice(0, most - 1).join("") + "…" : text);
 const count = (n, what) => `${n.toLocaleString("en")} ${what}${n === 1 ? "" : "s"}`;
@@ -147,13 +148,47 @@ function fitted(canvas, width, height) {
   return pen;
 }
 
+// A group is a colour and, from the ninth on, also a ring or another shape: 64 that can be told apart.
+function mark(pen, g, x, y, r) {
+  const [corners, turn] = [[0, 0], [4, Math.PI / 4], [3, -Math.PI / 2], [4, 0]][Math.floor(again(g) / 2) % 4];
+  const outline = (size) => {
+    pen.beginPath();
+    if (!corners) pen.arc(x, y, size, 0, 2 * Math.PI);
+    for (let k = 0; k < corners; k++) pen.lineTo(x + size * Math.cos(turn + (2 * Math.PI * k) / corners), y + size * Math.sin(turn + (2 * Math.PI * k) / corners));
+    pen.closePath();
+  };
+  outline(r + 1);
+  pen.fillStyle = colour("--card");
+  pen.fill();
+  const ring = again(g) % 2 === 1;
+  outline(ring ? 0.75 * r : r);
+  pen.fillStyle = pen.strokeStyle = groupColour(g);
+  pen.lineWidth = 0.5 * r;
+  pen[ring ? "stroke" : "fill"]();
+}
+
+function dot(g) {
+  const node = make("canvas", { class: "mark", "aria-hidden": "true" });
+  mark(fitted(node, 14, 14), g, 7, 7, 5);
+  return node;
+}
+
+// What stands along the axes, [words, the row that they are at]: who each row is or, of very many, which group.
+function axisWords({ labels, groups, grouped }) {
+  if (labels.length <= MOST_NAMES) return labels.map((label, k) => [short(label, 15), k + 0.5]);
+  const first = groups.flatMap((g, k) => (k && groups[k - 1] === g ? [] : [k]));
+  return first.map((k, i) => {
+    const words = grouped ? short(labels[k], 15) : groups[k] < 0 ? "have left" : `group ${groups[k] + 1}`;
+    return [words, (k + (first[i + 1] ?? labels.length)) / 2];
+  });
+}
+
 function heatMap(canvas, graph, cells) {
-  const n = graph.labels.length, width = canvas.parentElement.clientWidth, named = n <= MOST_NAMES;
-  const labels = graph.labels.map((label) => short(label, 15));
+  const n = graph.labels.length, width = canvas.parentElement.clientWidth, words = axisWords(graph);
   let pen = canvas.getContext("2d");
-  const size = Math.min(12, Math.max(8, (width - 100) / n - 1));
+  const size = Math.min(12, Math.max(8, (width - 100) / words.length - 1));
   pen.font = `${size}px system-ui, sans-serif`;
-  const widest = named ? Math.min(120, Math.ceil(Math.max(...labels.map((label) => pen.measureText(label).width))) + 8) : 0;
+  const widest = Math.min(120, Math.ceil(Math.max(...words.map(([text]) => pen.measureText(text).width))) + 8);
   const edge = widest + 8, plot = Math.min(width - edge, 460), cell = plot / n;
   pen = fitted(canvas, width, plot + edge);
   pen.imageSmoothingEnabled = false;
@@ -164,8 +199,12 @@ function heatMap(canvas, graph, cells) {
     pen.fillStyle = groupColour(g);
     pen.fillRect(widest, k * cell, 5, Math.max(1, cell - 0.5));
     pen.fillRect(edge + k * cell, plot + 3, Math.max(1, cell - 0.5), 5);
+    if (again(g) % 2 === 0) return;
+    pen.fillStyle = colour("--card"); // two lines in place of one
+    pen.fillRect(widest + 1.5, k * cell, 2, cell);
+    pen.fillRect(edge + k * cell, plot + 4.5, cell, 2);
   });
-  if (named) names(pen, labels, size, widest, edge, plot, cell);
+  names(pen, words, size, widest, edge, plot, cell);
   canvas.dataset.edge = edge;
   canvas.dataset.plot = plot;
 }
@@ -179,19 +218,23 @@ function picture(n, cells) {
   return small;
 }
 
-function names(pen, labels, size, widest, edge, plot, cell) {
+// Words that would be over others are left out.
+function names(pen, words, size, widest, edge, plot, cell) {
   pen.font = `${size}px system-ui, sans-serif`;
   pen.fillStyle = colour("--ink");
   pen.textAlign = "right";
   pen.textBaseline = "middle";
-  labels.forEach((label, k) => {
-    pen.fillText(label, widest - 5, (k + 0.5) * cell);
+  let free = 0;
+  for (const [text, row] of words) {
+    if (words.length > MOST_NAMES && row * cell < free) continue;
+    free = row * cell + size;
+    pen.fillText(text, widest - 5, row * cell);
     pen.save();
-    pen.translate(edge + (k + 0.5) * cell, plot + 12);
+    pen.translate(edge + row * cell, plot + 12);
     pen.rotate(-Math.PI / 2);
-    pen.fillText(label, 0, 0);
+    pen.fillText(text, 0, 0);
     pen.restore();
-  });
+  }
 }
 
 function net(canvas, graph, cells) {
@@ -220,13 +263,7 @@ function net(canvas, graph, cells) {
   pen.globalAlpha = 1;
   const largest = Math.max(...graph.sizes);
   at.forEach(([x, y], k) => {
-    pen.fillStyle = groupColour(graph.groups[k]);
-    pen.strokeStyle = colour("--card");
-    pen.lineWidth = 2;
-    pen.beginPath();
-    pen.arc(x, y, graph.grouped ? 4 + 14 * Math.sqrt(graph.sizes[k] / largest) : few ? 8 : 5, 0, 2 * Math.PI);
-    pen.fill();
-    pen.stroke();
+    mark(pen, graph.groups[k], x, y, graph.grouped ? 4 + 14 * Math.sqrt(graph.sizes[k] / largest) : few ? 8 : 5);
   });
   if (few) netLabels(pen, graph, at, width, height);
 }
@@ -317,6 +354,7 @@ function graphWords() {
   if (!graph && round < rounds) return `Of ${method} there is no W yet; methods that learn one show it from their first checkpoint on.`;
   if (!graph) return `${method} learns no weights between clients, so there is no W to show.`;
   const said = [];
+  if (!graph.grouped && graph.labels.length > MOST_NAMES) said.push("The axes name groups, as there is no room for all clients; point at a cell to read who it is of.");
   if (graph.grouped) said.push(`${count(state.run.clients.length, "client")} are too many for a row each: rows are the groups found in the end, weights are means between their clients.`);
   if (graph.rounds.length < graph.recorded) said.push(`Thinned: ${graph.rounds.length} of ${graph.recorded} recorded rounds are shown, evenly.`);
   if (graph.rounds.length === 1) said.push(`W was recorded once only, at round ${graph.rounds[0]}.`);
@@ -328,10 +366,8 @@ function groupsList() {
   const { graph, found } = state.run;
   if (!graph) return [];
   return found.slice(0, 60).map((members, g) => {
-    const dot = make("span", { class: "dot" });
-    dot.style.background = groupColour(g);
     const who = graph.grouped ? "" : `: ${graph.members[g].join(", ")}`;
-    return make("li", {}, dot, `group ${g + 1}, ${count(members.length, "client")}${who}`);
+    return make("li", {}, dot(g), `group ${g + 1}, ${count(members.length, "client")}${who}`);
   }).concat(found.length > 60 ? [make("li", {}, `and ${found.length - 60} more`)] : []);
 }
 
@@ -451,7 +487,7 @@ function extent(values) {
   return [low, high];
 }
 
-// Lines {name, colour, dashed, width, x, y, std} in a box of their own; gaps where a value is null.
+// Lines {name, colour, dashed or dash, width, x, y, std} in a box of their own; gaps where a value is null.
 function chart(host, lines, { xlabel, ylabel, range = null, height = 270, most = 5, hint = "Point at the lines to read them." }) {
   const width = Math.max(220, host.clientWidth), left = 52, bottom = 40, top = 10, right = 22;
   const xs = lines.flatMap((line) => line.x), ys = lines.flatMap((line) => line.y.filter((v) => v !== null));
@@ -495,7 +531,7 @@ function stroke(line, sx, sy) {
   }
   const dot = (k) => (shown[k - 1] || shown[k + 1] ? "" : "h0"); // seen also between two gaps
   const d = shown.map((point, k) => point && `${shown[k - 1] ? "L" : "M"}${point[0].toFixed(1)},${point[1].toFixed(1)}${dot(k)}`).filter(Boolean).join("");
-  return svg("path", { d, fill: "none", stroke: ink(line.colour), "stroke-width": line.width, "stroke-linejoin": "round", "stroke-linecap": "round", "stroke-dasharray": line.dashed ? "6 4" : "none" });
+  return svg("path", { d, fill: "none", stroke: ink(line.colour), "stroke-width": line.width, "stroke-linejoin": "round", "stroke-linecap": "round", "stroke-dasharray": line.dash ?? (line.dashed ? "6 4" : "none") });
 }
 
 // The values at the place of the pointer, in words under the chart.
@@ -576,11 +612,10 @@ function drawDomains() {
   if (!domain) return;
   const { names, rounds, lines, half_life } = domain;
   byId("domains-words").textContent = `How much each client learns from each, ${domain.method}: moving average with a half-life of ${count(half_life, "round")}, mean over seeds; dashed is a client's own weight.`;
-  const look = (j, own) => ({ name: names[j], colour: data.colours[j % data.colours.length], dashed: own, width: 1.8 });
+  const look = (j, own) => ({ name: names[j], colour: data.colours[j % data.colours.length], dash: own ? "6 4" : again(j) ? "9 3 2 3" : "none", width: 1.8 });
   byId("domains-legend").replaceChildren(...names.map((name, j) => {
-    const dot = make("span", { class: "dot" });
-    dot.style.background = ink(look(j).colour);
-    return make("li", {}, dot, name);
+    const line = svg("path", { d: "M1,5H25", stroke: ink(look(j).colour), "stroke-width": 2.5, "stroke-dasharray": look(j).dash });
+    return make("li", {}, svg("svg", { width: 26, height: 10, class: "mark", "aria-hidden": "true" }, line), name);
   }));
   const panels = names.map(() => make("figure", {}));
   byId("domains").replaceChildren(...panels);
