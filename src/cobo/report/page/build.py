@@ -153,7 +153,8 @@ def _run(runs: Runs, method: str, seed: int, results: Results, share: int) -> di
     if alone is not None and (method == "local" or run.get("going") or alone.get("going")):
         alone = None
     score, names = table.score(results), run["names"]
-    grouping, present, truth = graphs.found(run), run.get("present", names), run["true_groups"]
+    grouping, truth = graphs.found(run), run["true_groups"]
+    present = set(run.get("present", run["names"]))
     return {
         "method": method,
         "seed": seed,
