@@ -344,8 +344,9 @@ def test_other_addresses_than_this_computers_need_a_token_and_have_one_made(tmp_
             assert ask(server)[0] == 403
             assert ask(server, "/data")[0] == 403
     assert len(tokens) == 2
-    with pytest.raises(ConfigError, match="--token should have at least 16 characters"):
-        Server(look(tmp_path), "0.0.0.0", 0, "short")
+    for token in ("short", "sixteen letters;", "sixteen-letters-é", "a-token-of-our-own\n", "a token of our own"):
+        with pytest.raises(ConfigError, match="--token should have at least 16 characters, all of them letters"):
+            Server(look(tmp_path), "0.0.0.0", 0, token)
 
 
 def test_a_port_that_is_taken_is_one_line(tmp_path):

@@ -3,6 +3,7 @@
 import ipaddress
 import json
 import os
+import re
 import secrets
 import signal
 import socket
@@ -17,7 +18,7 @@ from cobo.errors import ConfigError
 from cobo.report.page import build
 from cobo.report.watch.now import Now
 
-SHORTEST = 16  # characters of a token
+TOKEN = re.compile(r"[A-Za-z0-9_-]{16,}")  # what an address and a cookie hold as it is
 HEADERS = {
     "Content-Security-Policy": "frame-ancestors 'none'",  # the rest is in the page
     "Cache-Control": "no-store",
@@ -37,8 +38,11 @@ class Server(ThreadingHTTPServer):
         self.now = now
         self.loopback = is_loopback(host)
         self.token = token if token or self.loopback else secrets.token_urlsafe(24)
-        if self.token is not None and len(self.token) < SHORTEST:
-            raise ConfigError(f"--token should have at least {SHORTEST} characters; leave it out to have one made")
+        if self.token is not None and not TOKEN.fullmatch(self.token):
+            raise ConfigError(
+                "--token should have at least 16 characters, all of them letters (a to z), digits, - or _; "
+                "leave it out to have one made"
+            )
         try:
             (self.address_family, *_, address), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
             super().__init__(address[:2], _Handler)  # type: ignore[arg-type]
