@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from cobo.report.summary import Results
@@ -92,14 +93,15 @@ def latex_table(heads: Sequence[str], body: Sequence[Sequence[str]], about: Sequ
 def terminal(results: Results) -> Table:
     """The table for 80 columns."""
     table = Table(
-        title=title(results), title_justify="left", caption=notes(results, short=True), caption_justify="left",
+        title=escape(title(results)), title_justify="left", caption=escape(notes(results, short=True)),
+        caption_justify="left",
         box=None, padding=(0, 0, 0, 1), pad_edge=False,
     )  # fmt: skip
     heads = [head for head in columns(results) if head in TERMINAL]
     for head in heads:
         add_column(table, head)
     for row in brief_cells(results, heads):
-        table.add_row(*row)
+        table.add_row(*(escape(cell) for cell in row))
     return table
 
 
