@@ -198,7 +198,8 @@ def _graphs(run: dict[str, Any], snapshots: Sequence[tuple[int, NDArray[np.float
     darkest = float(np.nanmax(shown, initial=1e-9)) if on_simplex(run) else 1.0
     truth = None
     if None not in groups:
-        truth = np.where(pairs(run, names), graph.oracle(groups), np.nan)[np.ix_(order, order)]
+        known = np.where(pairs(run, names), graph.oracle(groups), np.nan)
+        truth = known[np.ix_(order, order)].astype(np.float64)
     return Graphs([round for round, _ in snapshots], shown, truth, darkest)
 
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from cobo.report import comparison, table
+from cobo.report.milestones import on_simplex
 from cobo.report.page import graphs, words
 from cobo.report.summary import Results, Runs, read_runs
 
@@ -44,7 +45,7 @@ def _weights(console: Console, results: Results, runs: Runs) -> None:
         return _say(console, "No W: no method here learns weights between clients.\n")
     rows = graphs.rows(run["names"], grouping, most=console.width)
     W = graphs.blocks(rows, graphs.last(run))
-    top = float(np.nanmax(W, initial=1e-9)) if graphs.on_simplex(run) else 1.0
+    top = float(np.nanmax(W, initial=1e-9)) if on_simplex(run) else 1.0
     head = f"W of {run['method']['name']}, seed {run['training']['seed']}, in the end (a row learns from a column)"
     _say(console, head + ("; rows are groups" if len(rows.clients) < len(run["names"]) else ""))
     coloured = console.color_system in ("256", "truecolor", "windows")

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from rich.markup import escape
 from rich.table import Table
 
 from cobo.experiments.vary import Variation
@@ -71,8 +72,8 @@ def write(folder: Path, results: Results) -> None:
 def terminal(results: Results) -> Table:
     """For 80 columns; a value is named once."""
     found = Table(
-        title=title(results), title_justify="left", caption=notes(results), caption_justify="left", box=None,
-        padding=(0, 0, 0, 1), pad_edge=False,
+        title=escape(title(results)), title_justify="left", caption=escape(notes(results)), caption_justify="left",
+        box=None, padding=(0, 0, 0, 1), pad_edge=False,
     )  # fmt: skip
     found.add_column(results["varied"].rpartition(".")[2], overflow="fold", max_width=20)
     heads = _columns(results)
@@ -80,7 +81,7 @@ def terminal(results: Results) -> Table:
         table.add_column(found, head)
     for at in results["values"]:
         for k, row in enumerate(table.brief_cells(at, heads) or [["-"] * len(heads)]):
-            found.add_row(at["text"] if k == 0 else "", *row)
+            found.add_row(*(escape(cell) for cell in (at["text"] if k == 0 else "", *row)))
     return found
 
 

@@ -218,15 +218,16 @@ function picture(n, cells) {
   return small;
 }
 
-// Words that would be over others are left out.
+// Groups that would be written over others are left out.
 function names(pen, words, size, widest, edge, plot, cell) {
   pen.font = `${size}px system-ui, sans-serif`;
   pen.fillStyle = colour("--ink");
   pen.textAlign = "right";
   pen.textBaseline = "middle";
+  const all = Math.round(plot / cell) <= MOST_NAMES;
   let free = 0;
   for (const [text, row] of words) {
-    if (words.length > MOST_NAMES && row * cell < free) continue;
+    if (!all && row * cell < free) continue;
     free = row * cell + size;
     pen.fillText(text, widest - 5, row * cell);
     pen.save();
@@ -350,7 +351,7 @@ function weightsTable() {
 
 function graphWords() {
   const { method, graph, away, round, rounds, left_out } = state.run;
-  if (left_out) return `W of this run is left out, as W of all would be too much for one page: of each method the first seed has it.`;
+  if (left_out) return "W of this run is left out, as W of all would be too much for one page: of each method the first seed has it.";
   if (!graph && round < rounds) return `Of ${method} there is no W yet; methods that learn one show it from their first checkpoint on.`;
   if (!graph) return `${method} learns no weights between clients, so there is no W to show.`;
   const said = [];
