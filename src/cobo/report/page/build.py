@@ -154,7 +154,7 @@ def _run(runs: Runs, method: str, seed: int, results: Results, share: int) -> di
         alone = None
     score, names = table.score(results), run["names"]
     grouping, truth = graphs.found(run), run["true_groups"]
-    present = set(run.get("present", run["names"]))
+    present = run.get("present")  # older results have none: nobody could leave
     return {
         "method": method,
         "seed": seed,
@@ -163,7 +163,7 @@ def _run(runs: Runs, method: str, seed: int, results: Results, share: int) -> di
         "clients": names,
         "mine": _ends(run, score, names),
         "alone": None if alone is None else _ends(alone, score, names),
-        "away": [k for k, name in enumerate(names) if name not in present],
+        "away": [] if present is None else [k for k, name in enumerate(names) if name not in present],
         "truth": None if None in truth else [str(group) for group in truth],
         "peers": None if grouping is None else graphs.peers(run),
         "found": None if grouping is None else grouping.groups,
