@@ -140,7 +140,7 @@ def main() -> None:
     summary = summarise(measured)
     path.write_text(json.dumps({"origin": origin(), "summary": summary, "seeds": measured}, indent=1) + "\n")
     assert shown is not None
-    figures.save(shown, arguments.results, arguments.experiment)
+    figures.save(shown, arguments.results, arguments.experiment, dpi=140)
     print(json.dumps(summary, indent=1))
 
 

@@ -167,7 +167,7 @@ def main() -> None:
     }  # fmt: skip
     options.results.mkdir(parents=True, exist_ok=True)
     (options.results / f"{options.experiment}.json").write_text(json.dumps(facts) + "\n")
-    figures.save(figure(found, target), options.results, options.experiment)
+    figures.save(figure(found, target), options.results, options.experiment, dpi=140)
     print(f"`python benchmarks/stragglers.py {' '.join(sys.argv[1:])}`, commit {commit}\n\n{table(found, target)}")
 
 

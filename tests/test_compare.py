@@ -29,6 +29,7 @@ from cobo.experiments.runner import run as run_one
 from cobo.methods import METHODS
 from cobo.report import comparison, figures, milestones, summary, table
 from cobo.report.board import Board
+from cobo.report.page import words
 from cobo.report.summary import read_runs
 from cobo.training.lock import only_one
 from cobo.training.records import pack_weights
@@ -236,6 +237,14 @@ def test_the_best_of_those_not_told_is_bold():
     assert r"my\_own & \textbf{60.0 $\pm$ 0.5} &" in table.latex(results)
 
 
+def test_names_of_folders_are_no_markup(tmp_path):
+    made_up(tmp_path, "[red]mine", 0, [80.0])
+    console = Console(width=80, file=io.StringIO())
+    console.print(table.terminal(summary.summarise(tmp_path, "[b]digits[/b]", None)))
+    assert "[red]mine" in console.file.getvalue()
+    assert "[b]digits[/b]: 9 rounds" in console.file.getvalue()
+
+
 def test_the_table_fits_80_columns(compared):
     folder, _ = compared
     results = results_of(folder)
@@ -346,6 +355,34 @@ def test_a_curve_is_the_mean_over_seeds_with_its_spread(compared):
     assert [line.get_color() for line in lines.values()][:2] == [figures.METHOD_COLOURS["ditto"], figures.OTHER]
 
 
+def test_a_score_that_is_no_number_is_a_gap_and_no_end(tmp_path):
+    def made(seed, scores):
+        made_up(tmp_path, "ditto", seed, [1.0])
+        path = tmp_path / "ditto" / f"seed-{seed}" / "result.json"
+        facts = json.loads(path.read_text())
+        facts["history"] = [{**facts["history"][0], "round": k, "accuracy": score} for k, score in enumerate(scores)]
+        path.write_text(json.dumps(facts))
+
+    made(0, [10.0, 20.0, None, 40.0, None])
+    made(1, [30.0, 40.0, 50.0, 60.0, 70.0])
+    runs = read_runs(tmp_path)
+    found = comparison.curve(runs["ditto"], "accuracy")
+    assert found.rounds == [0, 1, 2, 3, 4]
+    np.testing.assert_array_equal(found.mean, [20, 30, np.nan, 50, np.nan])
+    np.testing.assert_array_equal(np.isnan(found.std), np.isnan(found.mean))
+    other = comparison.Curve([0, 4], [0.0, 9.0], np.array([90.0, 99.0]), None)
+    figure = comparison.curves({"ditto": found, "cobo": other}, "accuracy", "rounds", None)
+    lines = [line for line in figure.axes[0].lines if not line.get_label().startswith("_")]
+    assert [line.get_label() for line in lines] == ["ditto -", "cobo 99.0"]
+    (alone,) = [line for line in figure.axes[0].lines if line.get_label().startswith("_")]
+    assert (alone.get_xdata().tolist(), alone.get_ydata().tolist()) == ([3], [50])
+    notes = words.notes(results_of(tmp_path), runs)
+    assert "No accuracy that is a number at 2 of 5 evaluations of ditto seed 0. Curves have gaps there." in notes
+    made(2, [None] * 5)
+    assert comparison.points(read_runs(tmp_path)["ditto"], "accuracy") == {}
+    comparison.draw(tmp_path, results_of(tmp_path))
+
+
 def test_w_is_drawn_at_stages_of_training_by_group_with_the_oracle_last(tmp_path, monkeypatch):
     drawn = {}
     monkeypatch.setattr(figures, "save", lambda figure, folder, name: drawn.update({name: figure}))
@@ -362,6 +399,26 @@ def test_w_is_drawn_at_stages_of_training_by_group_with_the_oracle_last(tmp_path
     np.testing.assert_array_equal(shown[2], truth)
     truth[2] = truth[:, 2] = np.nan  # "s" has left
     np.testing.assert_array_equal(shown[3], truth)
+
+
+def test_w_on_a_simplex_is_as_dark_as_it_gets_with_the_weights_that_clients_have_for_themselves(tmp_path):
+    W = np.full((4, 4), 0.05, dtype=np.float32) + 0.2 * np.eye(4, dtype=np.float32)
+    with_graph(tmp_path, 0, [(0, W / 2), (10, W)])
+    path = tmp_path / "cobo" / "seed-0" / "result.json"
+    method = {"name": "cobo", "domain": "simplex", "self_weight": True}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "method": method}))
+    recorded(
+        tmp_path, "ifca", 0, {0: 50.0, 10: 50.0}, names=list("nsew"), true_groups=list("abab"), weights=RIGHT.tolist()
+    )
+    packed = pack_weights(list("nsew"), [(0, WRONG), (10, RIGHT)])
+    (tmp_path / "ifca" / "seed-0" / "weights.safetensors").write_bytes(packed)
+    figure = comparison.drawn(tmp_path, results_of(tmp_path))["weights"]
+    images = [ax.images[0] for ax in figure.axes if ax.images]
+    assert [image.get_clim()[1] for image in images] == pytest.approx([0.25] * 3 + [1.0] * 3)
+    masked = [np.ma.getmaskarray(np.ma.masked_invalid(image.get_array())).diagonal().any() for image in images]
+    assert masked == [False] * 3 + [True] * 3
+    bars = [ax.get_ylim()[1] for ax in figure.axes if ax.get_ylabel() == "$w_{ij}$"]
+    assert bars == pytest.approx([0.25, 1.0])
 
 
 @pytest.mark.parametrize("case", ["no test data", "no groups", "roster", "one is left"])

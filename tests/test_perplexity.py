@@ -523,6 +523,16 @@ def test_without_an_own_weight_there_is_no_line_and_no_number_for_it(tmp_path):
     assert np.array(found.rounds)[known].tolist() == list(range(11, 21))
 
 
+def test_names_that_look_like_formulas_are_names(tmp_path):
+    names = ["$^$", "a$b", "$x$"]
+    found = domain_weights.Rows(names, [0, 10], np.full((1, 2, 3, 3), 1 / 3))
+    last = domain_weights.in_the_end(found)
+    figures.save(last, tmp_path, "last")
+    figures.save(domain_weights.over_rounds(found), tmp_path, "rounds")
+    for figure in ("last", "rounds"):
+        assert all(f"<!-- {name} -->" in (tmp_path / f"{figure}.svg").read_text() for name in names)
+
+
 def test_other_graphs_and_very_many_clients_have_no_such_figures(tmp_path):
     assert domain_weights.draw([{"method": {"domain": "box"}, "names": ["a", "b"]}]) == {}
     assert domain_weights.draw([{"method": {}, "names": ["a", "b"]}]) == {}

@@ -1,6 +1,7 @@
 """report.html in a real browser: it asks for nothing, shows what the runs say, and can be used by anyone."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -130,6 +131,11 @@ def test_w_under_the_pointer_is_what_was_recorded_and_the_slider_goes_through_th
             assert float(said.rpartition(" ")[2]) == pytest.approx(
                 W[names.index(labels[i]), names.index(labels[j])], abs=0.01
             )
+    found.locator("#slider").press("End")  # what is said of the pair is of the round that is shown
+    said, W = found.locator("#pair").inner_text(), recorded["weights"][-1]
+    assert float(said.rpartition(" ")[2]) == pytest.approx(W[names.index(labels[3]), names.index(labels[6])], abs=0.01)
+    found.locator("#seed").select_option("1")
+    assert found.locator("#pair").inner_text() == "Point at a cell to read it."
 
 
 def test_groups_are_those_of_the_result_and_side_by_side(compared, show):
@@ -150,9 +156,10 @@ def test_clients_are_beside_themselves_alone_with_the_same_seed(compared, show):
     for k, name in enumerate(mine["names"]):
         a, b = (run["history"][-1]["client_accuracy"][k] for run in (alone, mine))
         assert shown[k][0] == name
-        assert shown[k][2:4] == [f"{a:.1f}", f"{b:.1f}"]
-        assert float(shown[k][4]) == pytest.approx(b - a, abs=0.06)
-        peer, weight = shown[k][5].split(", ")[0].rsplit(" ", 1)
+        assert shown[k][2] == str(mine["true_groups"][k])
+        assert shown[k][3:5] == [f"{a:.1f}", f"{b:.1f}"]
+        assert float(shown[k][5]) == pytest.approx(b - a, abs=0.06)
+        peer, weight = shown[k][6].split(", ")[0].rsplit(" ", 1)
         row = np.array(mine["weights"][k]) * (np.arange(8) != k)
         assert row[mine["names"].index(peer)] == pytest.approx(row.max())
         assert float(weight) == pytest.approx(row.max(), abs=0.006)
@@ -175,6 +182,19 @@ def test_curves_have_their_numbers_and_can_be_drawn_against_gradients_and_second
         assert [float(row[3]) for row in shown] == pytest.approx(curve["mean"], rel=1e-3)
     found.get_by_label("ditto", exact=True).uncheck()
     assert found.locator("#curves svg").first.locator("path[stroke]").count() == 3
+
+
+def test_bands_are_shown_whole(copied, show):
+    for seed, accuracy in ((0, 0.0), (1, 100.0)):
+        spoil(copied, f"cobo/seed-{seed}", lambda facts, a=accuracy: facts["history"][-1].update(accuracy=a))
+    chart = show(built(copied)).locator("#curves svg").first
+    left, top, width, height = (
+        float(chart.locator("clipPath rect").get_attribute(side)) for side in ("x", "y", "width", "height")
+    )
+    for band in chart.locator("path[fill-opacity]").all():
+        points = [point.split(",") for point in re.findall(r"[-\d.]+,[-\d.]+", band.get_attribute("d"))]
+        assert all(left - 0.1 <= float(x) <= left + width + 0.1 for x, _ in points)
+        assert all(top <= float(y) <= top + height for _, y in points)
 
 
 def test_settings_environment_and_the_command_are_there(compared, show):
@@ -361,6 +381,19 @@ def test_hostile_names_are_text(tmp_path, show):
         assert found.evaluate("document.documentElement.scrollWidth") <= width
 
 
+def test_hostile_names_of_experiments_and_folders_are_text(tmp_path, show):
+    method, experiment = "<img src=x onerror=alert(6)>", "</title><script>alert(4)</script>"
+    fitted(tmp_path / method / "seed-0", [blobs(name, seed=k) for k, name in enumerate("ab")])
+    page.write(tmp_path, summary.summarise(tmp_path, experiment, None))
+    assert (tmp_path / "report.html").read_text().count("<script") == 2
+    found = show(tmp_path / "report.html")
+    assert found.title() == f"{experiment} · cobo"
+    assert found.locator("#about").inner_text().startswith(f"{experiment}: 6 rounds")
+    assert rows(found, "#methods")[0][0].startswith(method)
+    assert found.locator("#method option").inner_text() == method
+    assert found.locator("img").count() == 0
+
+
 def test_only_the_pages_own_script_and_style_may_run(compared, show):
     found = show(compared / "report.html")
     policy = found.locator("meta[http-equiv]").get_attribute("content")
@@ -394,8 +427,33 @@ def test_a_diverged_run_says_so(copied, show):
     found = show(built(copied))
     assert "No accuracy that is a number in the end: cobo seed 1." in found.locator("#notes").inner_text()
     assert found.locator("#methods tr", has_text="cobo").locator("td").first.inner_text() == "-"
+    assert "at 1 of 4 evaluations of cobo seed 1. Curves have gaps there." in found.locator("#notes").inner_text()
     found.locator("#seed").select_option("1")
     assert "8 clients have no accuracy that is a number" in found.locator("#clients-words").inner_text()
+
+
+def test_curves_and_their_bands_have_gaps_where_a_seed_has_no_number(copied, show):
+    spoil(copied, "cobo/seed-1", lambda facts: facts["history"][2].update(accuracy=None))
+    found = show(built(copied))
+    unfold(found, "#curves-data")
+    shown = [row for row in rows(found, "#curves-data") if row[:2] == ["cobo", "accuracy"]]
+    assert [row[3:] == ["-", "-"] for row in shown] == [False, False, True, False]
+    colour = found.evaluate("data.looks.cobo.colour")
+    chart = found.locator("#curves svg").first
+    line = chart.locator(f"path[stroke='{colour}']").get_attribute("d")
+    assert (line.count("M"), line.count("L"), line.count("h0")) == (2, 1, 1)
+    band = chart.locator(f"path[fill='{colour}']").get_attribute("d")
+    assert (band.count("M"), band.count("L"), band.count("Z")) == (2, 4, 2)
+    assert "NaN" not in line + band
+
+
+def test_thinning_a_curve_leaves_its_gaps():
+    points = [[{"round": k, "accuracy": None if k in (501, 502, 700) else 1.0}] for k in range(1000)]
+    assert build._gaps(points, "accuracy") == [501, 700]
+    history = [{"round": k, **line} for k, (line,) in enumerate(points)]
+    curve = build._curves({"cobo": {0: {"history": history}}})["accuracy"]["cobo"]
+    gaps = [k for k, mean in zip(curve["round"], curve["mean"], strict=True) if mean is None]
+    assert set(gaps) - {502} == {501, 700}
 
 
 def test_one_evaluation_is_a_point_and_said(copied, show):
@@ -442,6 +500,49 @@ def test_who_has_left_is_grey_and_in_no_group(tmp_path, show):
     assert rows(found, "#weights-data")[3][1:] == ["-"] * 4
 
 
+def test_who_has_left_is_not_called_lost_where_there_is_no_w(tmp_path, show):
+    roster = cobo.Roster(changes=[{"round": 3, "leave": "b"}])
+    fitted(tmp_path, [blobs(name, seed=k) for k, name in enumerate("abcd")], method=cobo.Local(), roster=roster)
+    found = show(built(tmp_path))
+    assert rows(found, "#clients")[1] == ["b", "-"]
+    assert "that is a number" not in found.locator("#clients-words").inner_text()
+
+
+LOOKS = """() => { // of the marks that the graph draws, by group
+  const seen = {}, draw = mark;
+  mark = (pen, g, x, y, r) => {
+    const own = document.createElement("canvas");
+    draw(own.getContext("2d"), g, 20, 20, r);
+    seen[g] = own.toDataURL();
+    draw(pen, g, x, y, r);
+  };
+  drawGraph();
+  mark = draw;
+  return Object.values(seen);
+}"""
+WRITTEN = """() => { // what is written into a heat map
+  const words = [], write = CanvasRenderingContext2D.prototype.fillText;
+  CanvasRenderingContext2D.prototype.fillText = (text) => words.push(text);
+  heatMap(byId("weights"), state.run.graph, cellsOf(state.run));
+  CanvasRenderingContext2D.prototype.fillText = write;
+  return words;
+}"""
+
+
+def test_ten_groups_of_eight_look_different_and_are_named(tmp_path, show):
+    clients = [blobs(f"client {k}", seed=k, samples=2, group=k % 10) for k in range(80)]
+    fitted(tmp_path, clients, method=cobo.Oracle(), rounds=1)
+    found = show(built(tmp_path))
+    assert found.evaluate("state.run.found.map(group => group.length)") == [8] * 10
+    assert len(set(found.evaluate(LOOKS))) == 10
+    listed = found.locator("#groups canvas").evaluate_all("marks => marks.map(mark => mark.toDataURL())")
+    assert (len(listed), len(set(listed))) == (10, 10)
+    assert found.evaluate(WRITTEN) == [f"group {g}" for g in range(1, 11) for _ in ("left", "below")]
+    assert "The axes name groups" in found.locator("#graph-words").inner_text()
+    marks = "[...Array(64).keys()].map((g) => dot(g).toDataURL())"
+    assert len(set(found.evaluate(marks))) == 64
+
+
 # Size
 
 
@@ -459,7 +560,7 @@ def test_eighty_clients_and_two_hundred_snapshots_are_a_small_page(eighty, show)
     assert path.stat().st_size < 3e6
     found = show(path)
     assert found.evaluate("state.run.graph.rounds.length") == 201
-    assert found.locator("#graph-words").inner_text() == ""
+    assert "Thinned" not in found.locator("#graph-words").inner_text()
     assert len(rows(found, "#clients")) == 80
     start = picture(found)
     found.locator("#slider").press("Home")
@@ -474,9 +575,30 @@ def test_the_page_stays_below_twelve_megabytes_with_many_runs_and_says_that_w_is
     assert path.stat().st_size < 12e6
     found = show(path)
     kept = graphs.BYTES // 12 // 80**2
-    assert found.locator("#graph-words").inner_text() == f"Thinned: {kept} of 201 recorded rounds are shown, evenly."
+    assert f"Thinned: {kept} of 201 recorded rounds are shown, evenly." in found.locator("#graph-words").inner_text()
     assert found.evaluate("state.run.graph.rounds.at(0)") == 0
     assert found.evaluate("state.run.graph.rounds.at(-1)") == 200
+
+
+def test_of_very_many_runs_the_first_seed_of_each_method_has_its_w(tmp_path, show, monkeypatch):
+    clients = [blobs(name, seed=k, group=k % 2) for k, name in enumerate("abcd")]
+    for seed in range(3):
+        for method in (cobo.CoBo(), cobo.Oracle()):
+            fitted(tmp_path / method.name / f"seed-{seed}", clients, method=method, seed=seed)
+    runs = summary.read_runs(tmp_path)
+    whole = build.gathered(tmp_path, summary.summarise(tmp_path, "x", None), runs)
+    assert len(whole["truths"]) <= len({tuple(run["graph"]["labels"]) for run in whole["runs"]})
+    assert not any(run["left_out"] for run in whole["runs"])
+    monkeypatch.setattr(graphs, "BYTES", 6 * 2 * 4**2 - 1)  # less than two of each
+    assert graphs.shares(runs) == dict.fromkeys([("cobo", 0), ("oracle", 0)], graphs.BYTES // 2)
+    found = show(built(tmp_path))
+    assert found.evaluate("data.runs.filter(run => run.graph).map(run => [run.method, run.seed])") == [
+        ["cobo", 0], ["oracle", 0]
+    ]  # fmt: skip
+    found.locator("#seed").select_option("2")
+    assert found.locator("#graph-words").inner_text().startswith("W of this run is left out")
+    assert not found.locator("#weights").is_visible()
+    assert "learns most from" in found.locator("#clients").inner_text()
 
 
 def test_a_thousand_clients_are_shown_by_groups(tmp_path, show):

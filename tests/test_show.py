@@ -64,6 +64,14 @@ def test_show_has_the_table_w_the_groups_and_a_line_per_method(compared, monkeyp
         assert len(line.split()[1]) == 4  # evaluations
 
 
+def test_a_score_that_is_no_number_is_a_dot_and_no_end(compared, tmp_path):
+    folder = shutil.copytree(compared, tmp_path / "runs")
+    for k in (1, 3):
+        spoil(folder, "cobo/seed-0", lambda facts, k=k: facts["history"][k].update(accuracy=None))
+    (line,) = [x.split() for x in shown(folder).splitlines() if x.strip().startswith("cobo ") and "·" in x]
+    assert [line[1][1], line[1][3], line[2]] == ["·", "·", "-"]
+
+
 def test_colours_are_used_where_there_are_some(compared):
     assert "\x1b[" not in shown(compared)
     coloured = shown(compared, "truecolor")

@@ -14,6 +14,7 @@ from conftest import blobs
 from PIL import Image
 
 import cobo
+from cobo.cli import runs
 from cobo.errors import ConfigError
 from cobo.training.trackers import SMALLEST, TensorBoard, WandB, picture
 
@@ -47,6 +48,44 @@ def test_tensorboard_has_w_as_an_image_at_every_evaluation(tmp_path):
     assert [image.step for image in images] == [0, 2, 4]
     shown = np.array(Image.open(io.BytesIO(images[-1].encoded_image_string)))
     np.testing.assert_array_equal(shown, picture(result.weights, simplex=False))
+
+
+def test_a_run_that_is_resumed_goes_on_in_its_curve_and_one_made_again_has_its_place(tmp_path):
+    def killed(event):
+        if event["event"] == "evaluated" and event["round"] == 4:
+            raise KeyboardInterrupt
+
+    def steps():
+        return [scalar.step for scalar in accumulated(tmp_path / "board").Scalars("loss")]
+
+    with pytest.raises(KeyboardInterrupt), TensorBoard(tmp_path / "board") as board:
+        fitted(out=tmp_path / "run", listeners=[board, killed])  # after it was written and before it was saved
+    assert steps() == [0, 2, 4]  # nothing is lost, whatever ended the run
+    fitted(out=tmp_path / "run", resume=True, listeners=[TensorBoard(tmp_path / "board")])
+    assert steps() == [0, 2, 4]
+    fitted(listeners=[TensorBoard(tmp_path / "board")])
+    assert steps() == [0, 2, 4]
+
+
+def test_from_the_command_line_each_run_has_a_board_of_its_own_which_is_closed(tmp_path, monkeypatch):
+    made = []
+
+    class Board(TensorBoard):
+        def __init__(self, folder):
+            made.append((folder, self))
+
+        def end(self, how):
+            made.append(how)
+
+    def fail(*_, listeners, **__):
+        assert listeners == [made[0][1]]
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(runs, "TensorBoard", Board)
+    monkeypatch.setattr(runs, "run_one", fail)
+    with pytest.raises(ZeroDivisionError):
+        runs.run("digits", method="ditto", seed=3, out=tmp_path, tensorboard=tmp_path / "boards")
+    assert (made[0][0], made[1]) == (tmp_path / "boards" / "ditto" / "seed-3", "failed")
 
 
 def test_w_is_not_in_the_log_of_events(tmp_path):

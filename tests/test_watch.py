@@ -4,6 +4,7 @@ import http.client
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -132,6 +133,50 @@ def test_seeds_that_go_on_do_not_change_the_row_of_those_that_are_finished(tmp_p
     assert [run["label"] for run in both["live"]["runs"]] == ["cobo seed 1"]
 
 
+@pytest.mark.parametrize("unfinished", ["local", "oracle", "cobo"])
+def test_nobody_is_compared_with_a_run_that_goes_on(tmp_path, unfinished):
+    methods = {"local": cobo.Local(), "cobo": cobo.CoBo(), "oracle": cobo.Oracle()}
+    for name, method in methods.items():
+        fitted(tmp_path / name / "seed-0", method=method, until=3 if name == unfinished else None)
+    data = look(tmp_path).data()
+    heads = data["table"]["heads"]
+    cells = {row["cells"][0]: dict(zip(heads, row["cells"], strict=True)) for row in data["table"]["rows"]}
+    assert {name: row["recovery %"] for name, row in cells.items()} == dict.fromkeys(methods, "-")
+    compared = {name for name, row in cells.items() if row["improved %"] != "-"}
+    assert compared == {"local": set(), "oracle": {"cobo"}, "cobo": {"oracle"}}[unfinished]
+    assert ("better off than alone" in data["finding"]) == (unfinished == "oracle")
+    assert data["finding"].startswith("So far: ") == (unfinished == "cobo")
+    assert data["scores"].startswith("Accuracy so far, %: CoBo ")
+    assert [row["cells"][0] for row in data["table"]["rows"] if row["going"]] == [unfinished]
+    assert any(row["best"] for row in data["table"]["rows"]) == (unfinished == "oracle")
+    assert {run["method"] for run in data["runs"] if run["alone"]} == compared
+    fitted(tmp_path / unfinished / "seed-0", method=methods[unfinished], resume=True)
+    data = look(tmp_path).data()
+    assert data["scores"].startswith("Accuracy in the end")
+    assert {run["method"] for run in data["runs"] if run["alone"]} == {"cobo", "oracle"}
+    assert any(row["best"] for row in data["table"]["rows"])
+
+
+def test_before_there_is_a_w_the_page_says_how_far_it_is(tmp_path):
+    fitted(tmp_path, until=1)
+    assert look(tmp_path).data()["finding"] == "So far: CoBo is at round 0 of 10."
+
+
+def test_a_method_may_be_there_twice_and_what_is_no_seed_is_left_alone(tmp_path):
+    for name, until in (("cobo-a", 5), ("cobo-b", 7), ("cobo-c", None)):
+        fitted(tmp_path / name / "seed-0", until=until)
+    shutil.copytree(tmp_path / "cobo-c" / "seed-0", tmp_path / "cobo-c" / "seed-0.bak")
+    shutil.copytree(tmp_path / "cobo-a" / "seed-0", tmp_path / "cobo-a" / "seed-1 (copy)")
+    assert [(going.method, going.seed, going.round) for going in read_going(tmp_path)] == [
+        ("cobo-a", 0, 4), ("cobo-b", 0, 6)
+    ]  # fmt: skip
+    assert summary.read_unfinished(tmp_path) == ["cobo-a seed-0", "cobo-b seed-0"]
+    data = look(tmp_path).data()
+    assert [(run["method"], run["seed"], run["round"]) for run in data["runs"]] == [
+        ("cobo-a", 0, 4), ("cobo-b", 0, 6), ("cobo-c", 0, 10)
+    ]  # fmt: skip
+
+
 def test_an_empty_folder_is_waited_for_and_a_folder_of_folders_said(tmp_path):
     for folder in (tmp_path, tmp_path / "not there yet"):
         assert look(folder).data()["finding"] == "Waiting for the first evaluation of a run"
@@ -153,6 +198,41 @@ def test_what_cannot_be_read_is_said_and_mends_itself(tmp_path):
     assert watched.data()["runs"][0]["round"] == 4
     metrics.write_bytes(whole)
     assert watched.data()["runs"][0]["round"] == 6
+
+
+def test_a_result_that_is_none_is_said_and_read_once(tmp_path, monkeypatch):
+    fitted(tmp_path)
+    (tmp_path / "result.json").write_text("{}")
+    watched, read = look(tmp_path), []
+    monkeypatch.setattr(now, "read_runs", lambda folder: read.append(folder) or summary.read_runs(folder))
+    for _ in range(3):
+        (note,) = watched.data()["notes"]
+    assert note.endswith("result.json cannot be read: there is no history in it; run that method and seed again")
+    assert len(read) == 1
+
+
+def test_any_mistake_is_said_and_waited_after(tmp_path, monkeypatch):
+    monkeypatch.setattr(now, "PAUSE", 1000.0)
+    fitted(tmp_path)
+    facts = json.loads((tmp_path / "result.json").read_text())
+    (tmp_path / "result.json").write_text(json.dumps({key: facts[key] for key in ("history", "method", "training")}))
+    watched = look(tmp_path)
+    assert watched.data()["finding"] == "This cannot be read"
+    assert watched.data()["notes"][0].startswith("KeyError: ")
+    monkeypatch.setattr(watched, "_fingerprint", lambda: pytest.fail("this is too soon"))
+    watched.data()
+
+
+@pytest.mark.parametrize(("error", "silent"), [(BrokenPipeError(), True), (TimeoutError(), True), (KeyError(), False)])
+def test_only_a_browser_that_went_away_is_no_news(tmp_path, monkeypatch, capfd, error, silent):
+    def fail() -> dict:
+        raise error
+
+    with serving(tmp_path) as server:
+        monkeypatch.setattr(server.now, "data", fail)
+        with pytest.raises((http.client.HTTPException, ConnectionError)):
+            ask(server)
+    assert ("Traceback" not in capfd.readouterr().err) == silent
 
 
 def test_reading_leaves_a_run_as_it_is(tmp_path):
@@ -264,8 +344,9 @@ def test_other_addresses_than_this_computers_need_a_token_and_have_one_made(tmp_
             assert ask(server)[0] == 403
             assert ask(server, "/data")[0] == 403
     assert len(tokens) == 2
-    with pytest.raises(ConfigError, match="--token should have at least 16 characters"):
-        Server(look(tmp_path), "0.0.0.0", 0, "short")
+    for token in ("short", "sixteen letters;", "sixteen-letters-é", "a-token-of-our-own\n", "a token of our own"):
+        with pytest.raises(ConfigError, match="--token should have at least 16 characters, all of them letters"):
+            Server(look(tmp_path), "0.0.0.0", 0, token)
 
 
 def test_a_port_that_is_taken_is_one_line(tmp_path):
@@ -368,6 +449,29 @@ def test_with_a_token_the_printed_address_opens_the_page_and_the_page_goes_on_by
         fitted(tmp_path, resume=True)
         wait_for(page, "() => byId('going').textContent === '1 run finished'")
         assert page.locator("h1").inner_text().startswith("CoBo found")
+        page.close()
+
+
+@pytest.mark.slow
+def test_a_mistake_in_drawing_and_a_server_in_trouble_are_not_said_to_be_silence(tmp_path, browser):
+    fitted(tmp_path, until=5)
+    with serving(tmp_path) as server:
+        page, complaints = browser.new_page(), []
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.goto(server.url)
+        page.evaluate("""() => {
+            window.said = [];
+            new MutationObserver(() => said.push(byId("link").textContent)).observe(byId("link"), { childList: true });
+            fill = () => { throw new Error("drawn wrong"); };
+        }""")
+        fitted(tmp_path, resume=True)
+        wait_for(page, "() => byId('going').textContent === '1 run finished'")
+        assert "drawn wrong" in complaints[0]
+        assert page.evaluate("window.said") == []
+        page.route("**/data*", lambda route: route.fulfill(status=500))
+        wait_for(page, "() => byId('link').textContent === 'The server answers 500; trying again.'")
+        page.unroute("**/data*")
+        wait_for(page, "() => byId('link').textContent === 'Live'")
         page.close()
 
 

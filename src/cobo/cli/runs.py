@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +10,7 @@ from typing import Annotated
 import torch
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -31,8 +33,7 @@ from cobo.report import table as tables
 from cobo.report import theory as findings
 from cobo.report import vary as variations
 from cobo.report.board import Board
-from cobo.training.events import Listener
-from cobo.training.trackers import TensorBoard, WandB
+from cobo.training.trackers import TensorBoard, Tracker, WandB
 
 Name = Annotated[str, typer.Argument(help="A preset (see `cobo experiments`) or a .toml file.", metavar="EXPERIMENT")]
 Rounds = Annotated[int | None, typer.Option(help="Number of rounds, instead of the experiment's.")]
@@ -48,7 +49,9 @@ Tuned = Annotated[
 Methods = Annotated[str, typer.Option(help="Names separated by commas, or all.")]
 Seeds = Annotated[int, typer.Option(min=1, max=FIRST_SEED, help="How many: seeds 0, 1, ...")]
 Jobs = Annotated[int, typer.Option(min=1, help="Runs at a time, in processes of their own.")]
-Boards = Annotated[Path | None, typer.Option(help="Also write metrics and W for TensorBoard into this folder.")]
+Boards = Annotated[
+    Path | None, typer.Option(help="Also write metrics and W for TensorBoard, into METHOD/seed-K of this folder.")
+]
 Project = Annotated[
     str | None, typer.Option(help="Also log metrics and W to this project of Weights & Biases.", metavar="PROJECT")
 ]
@@ -79,13 +82,15 @@ def run(
     """Run one method of an experiment with one seed."""
     chosen = load_experiment(experiment, EXPERIMENTS, _changes(set_, rounds), tuned)
     folder = out or _folder(experiment)
-    listeners: list[Listener] = []
+    trackers: list[Tracker] = []
     if tensorboard is not None and join().leads:
-        listeners.append(TensorBoard(tensorboard))
+        trackers.append(TensorBoard(tensorboard / method / f"seed-{seed}"))
     if wandb is not None and join().leads:
-        listeners.append(WandB(wandb, name=f"{method} seed {seed}", group=chosen.experiment, dir=folder))
-    with resumable(folder):
-        run_one(chosen, method, seed, folder, resume=resume, listeners=listeners, say=say_first)
+        trackers.append(WandB(wandb, name=f"{method} seed {seed}", group=chosen.experiment, dir=folder))
+    with resumable(folder), ExitStack() as stack:
+        for tracker in trackers:
+            stack.enter_context(tracker)
+        run_one(chosen, method, seed, folder, resume=resume, listeners=trackers, say=say_first)
     show_runs(folder, chosen)
 
 
@@ -255,5 +260,5 @@ def _tuning_table(folder: Path, methods: Sequence[str], trials: int, seeds: int)
         best = search.leader(tried)
         score = "-" if best is None else f"{best.score:.4g}"
         settings = "-" if best is None else ", ".join(f"{name} = {value}" for name, value in best.point.items())
-        table.add_row(method, f"{len(tried)} of {trials}", score, settings)
+        table.add_row(method, f"{len(tried)} of {trials}", score, escape(settings))
     return table

@@ -132,7 +132,7 @@ def _experiment(folder: Path) -> Experiment | None:
     path = folder / "experiment.toml"
     if path.is_file():
         return load_experiment(str(path), EXPERIMENTS)
-    if not summary.find_runs(folder):
+    if not summary.places(folder, "result.json"):
         raise ConfigError(f"{folder} holds no run; give a folder that `cobo run`, `cobo compare` or `cobo.fit` wrote")
     return None
 

@@ -26,7 +26,7 @@ class Board:
         self._runs, self._make_table = runs, table
         self.rounds = rounds
         self.bars = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=16),
             MofNCompleteColumn(),
             TimeRemainingColumn(),

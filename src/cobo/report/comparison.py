@@ -7,7 +7,7 @@ They show what is finished. Shapes: s snapshots, n clients.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from cobo.collaboration import graph
 from cobo.report import domain_weights, figures
-from cobo.report.milestones import present_at
+from cobo.report.milestones import on_simplex, pairs, seen
 from cobo.report.summary import Results, read_runs, read_snapshots
 
 if TYPE_CHECKING:
@@ -28,7 +28,10 @@ NAMES = {"accuracy": "accuracy, %", "perplexity": "perplexity", "loss": "loss"}
 
 
 class Curve(NamedTuple):
-    """A score over time: mean and standard deviation over seeds (None with one)."""
+    """A score over time: mean and standard deviation over seeds (None with one).
+
+    Not a number where a seed has none: a line has a gap there.
+    """
 
     rounds: list[int]
     gradients: list[float]
@@ -37,11 +40,12 @@ class Curve(NamedTuple):
 
 
 class Graphs(NamedTuple):
-    """W at some rounds [s, n, n] as one run recorded it, not a number where somebody was not there; the true groups."""
+    """W at some rounds [s, n, n] as one run recorded it, not a number where there is no pair; an oracle's, if known."""
 
     rounds: list[int]
-    weights: list[NDArray[np.float32]]
-    groups: list[str | int | None]
+    weights: list[NDArray[np.float64]]
+    truth: NDArray[np.float64] | None
+    darkest: float
 
 
 def draw(folder: Path, results: Results) -> None:
@@ -56,7 +60,8 @@ def drawn(folder: Path, results: Results, rounds: Sequence[int] | None = None) -
     runs = read_runs(folder)
     made: dict[str, Figure] = {}
     for score in NAMES:
-        found = {method: curve(seeds, score) for method, seeds in runs.items() if len(points(seeds, score)) > 1}
+        lines = {method: curve(seeds, score) for method, seeds in runs.items()}
+        found = {method: line for method, line in lines.items() if np.isfinite(line.mean).sum() > 1}
         if found:
             target = results.get(f"target_{score}")
             made["perplexity" if score == "perplexity" else "accuracy"] = curves(found, score, "rounds", target)
@@ -78,17 +83,23 @@ def drawn(folder: Path, results: Results, rounds: Sequence[int] | None = None) -
 def curve(seeds: Mapping[int, dict[str, Any]], score: str) -> Curve:
     """The score of a method over the evaluations that all seeds have."""
     found = points(seeds, score)
-    lines = list(found.values())
-    mean = np.array([fmean(x[score] for x in at) for at in lines])
-    std = np.array([stdev(x[score] for x in at) for at in lines]) if len(seeds) > 1 else None
-    return Curve(list(found), [fmean(x["gradients"] for x in at) for at in lines], mean, std)
+    scores = [[np.nan if x.get(score) is None else x[score] for x in at] for at in found.values()]
+    values = np.array(scores).reshape(-1, len(seeds))
+    std = values.std(1, ddof=1) if len(seeds) > 1 else None
+    return Curve(list(found), [fmean(x["gradients"] for x in at) for at in found.values()], values.mean(1), std)
 
 
 def points(seeds: Mapping[int, dict[str, Any]], score: str) -> dict[int, list[dict[str, Any]]]:
-    """By round: the lines of all seeds, where each has a score."""
-    histories = [{x["round"]: x for x in run["history"] if x.get(score) is not None} for run in seeds.values()]
+    """By round: the lines of all seeds; none if there is no round at which each has a score."""
+    histories = [{x["round"]: x for x in run["history"]} for run in seeds.values()]
     common = set.intersection(*(set(history) for history in histories))
-    return {round: [history[round] for history in histories] for round in sorted(common)}
+    found = {round: [history[round] for history in histories] for round in sorted(common)}
+    return found if any(not lost(at, score) for at in found.values()) else {}
+
+
+def lost(lines: Sequence[dict[str, Any]], score: str) -> bool:
+    """Whether a seed has no score that is a number."""
+    return any(line.get(score) is None for line in lines)
 
 
 def curves(found: Mapping[str, Curve], score: str, against: str, target: float | None) -> "Figure":
@@ -103,9 +114,9 @@ def curves(found: Mapping[str, Curve], score: str, against: str, target: float |
         ax.set_xlabel("rounds" if against == "rounds" else "gradients computed")
         if against == "gradients":
             ax.set_xscale("log")
-        if score == "loss" and all((line.mean > 0).all() for line in found.values()):
+        if score == "loss" and all(np.nanmin(line.mean) > 0 for line in found.values()):
             ax.set_yscale("log")
-    if score == "perplexity" and max(line.mean.max() / line.mean.min() for line in found.values()) > 10:
+    if score == "perplexity" and max(np.nanmax(line.mean) / np.nanmin(line.mean) for line in found.values()) > 10:
         _log_scale(axes[0])
     axes[0].set_ylabel(NAMES[score])
     if near is not None:
@@ -121,11 +132,21 @@ def _line(ax: "Axes", method: str, line: Curve, score: str, against: str, widest
     x = np.array(line.rounds if against == "rounds" else line.gradients)
     shown = slice(None) if against == "rounds" else x > 0  # which a log scale can show
     look = method_look(method)
-    ax.plot(x[shown], line.mean[shown], label=f"{method} {_brief(line.mean[-1], score)}", **look)
+    ax.plot(x[shown], line.mean[shown], label=f"{figures.plain(method)} {_brief(line.mean[-1], score)}", **look)
+    alone = _between_gaps(line.mean)
+    if alone.any():
+        ax.plot(x[alone], line.mean[alone], ".", color=look["color"])
     if line.std is not None:
         low, high = (line.mean - line.std)[shown], (line.mean + line.std)[shown]
         narrow = line.std[shown] < widest
         ax.fill_between(x[shown], low, high, where=narrow, color=look["color"], alpha=0.18, linewidth=0)
+
+
+def _between_gaps(mean: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Which points of a line are no end of any stroke, and would not be seen."""
+    known = np.isfinite(mean)
+    alone: NDArray[np.bool_] = known & ~np.append(False, known[:-1]) & ~np.append(known[1:], False)
+    return alone
 
 
 def _log_scale(ax: "Axes") -> None:
@@ -140,8 +161,10 @@ def _log_scale(ax: "Axes") -> None:
 
 def near_the_best(found: Mapping[str, Curve], score: str) -> tuple[float, float] | None:
     """The range of scores in which the better methods end, if much of the whole lies outside it."""
-    everything = np.concatenate([line.mean for line in found.values()])
-    ends = [line.mean[-1] for line in found.values()]
+    everything = np.concatenate([line.mean[np.isfinite(line.mean)] for line in found.values()])
+    ends = [line.mean[-1] for line in found.values() if np.isfinite(line.mean[-1])]
+    if not ends:
+        return None
     if score == "perplexity":
         low = 0.98 * everything.min()
         high = 1.05 * max(end for end in ends if end <= 1.25 * min(ends))
@@ -162,6 +185,8 @@ def method_look(method: str) -> dict[str, Any]:
 
 
 def _brief(value: float, score: str) -> str:
+    if np.isnan(value):
+        return "-"
     return f"{value:.1f}" if score == "accuracy" else f"{value:.{4 if score == 'perplexity' else 3}g}"
 
 
@@ -169,12 +194,13 @@ def _graphs(run: dict[str, Any], snapshots: Sequence[tuple[int, NDArray[np.float
     """Clients ordered by their true group, where it is known."""
     groups, names = run["true_groups"], run["names"]
     order = sorted(range(len(names)), key=lambda k: first_met(groups, k))
-    masked = []
-    for round, W in snapshots:
-        here = np.isin(names, present_at(run, round))
-        seen = np.where(np.outer(here, here) & ~np.eye(len(names), dtype=bool), W, np.nan)
-        masked.append(seen[np.ix_(order, order)])
-    return Graphs([round for round, _ in snapshots], masked, [groups[k] for k in order])
+    shown = [seen(run, round, W)[np.ix_(order, order)] for round, W in snapshots]
+    darkest = float(np.nanmax(shown, initial=1e-9)) if on_simplex(run) else 1.0
+    truth = None
+    if None not in groups:
+        known = np.where(pairs(run, names), graph.oracle(groups), np.nan)
+        truth = known[np.ix_(order, order)].astype(np.float64)
+    return Graphs([round for round, _ in snapshots], shown, truth, darkest)
 
 
 def first_met(groups: Sequence[str | int | None], k: int) -> int:
@@ -183,26 +209,31 @@ def first_met(groups: Sequence[str | int | None], k: int) -> int:
 
 
 def weights(learned: Mapping[str, Graphs], wanted: Sequence[int] | None = None) -> "Figure":
-    """A row per method, a column per recorded round nearest to one wanted (or to a stage), and last the oracle's W."""
-    first = next(iter(learned.values()))
+    """A row per method, a column per recorded round nearest to one wanted (or to a stage), and last the oracle's W.
+
+    On a simplex the largest weight is the darkest.
+    """
+    known = all(found.truth is not None for found in learned.values())
     common = sorted(set.intersection(*(set(found.rounds) for found in learned.values())))
     at = [share * common[-1] for share in STAGES] if wanted is None else wanted
     rounds = list(dict.fromkeys(min(common, key=lambda r: abs(r - place)) for place in at))
-    known = None not in first.groups
     columns = len(rounds) + known
     figure, axes = figures.new(1.25 * columns + 1.0, 1.3 * len(learned) + 0.4, columns, len(learned))
-    for row, (method, found) in enumerate(learned.items()):
-        cells = axes[row * columns : (row + 1) * columns]
+    rows = [axes[k * columns : (k + 1) * columns] for k in range(len(learned))]
+    images = []
+    for cells, (method, found) in zip(rows, learned.items(), strict=True):
         recorded = dict(zip(found.rounds, found.weights, strict=True))
-        images = [figures.matrix(cell, recorded[round]) for cell, round in zip(cells, rounds, strict=False)]
+        for cell, round in zip(cells, rounds, strict=False):
+            image = figures.matrix(cell, recorded[round], found.darkest)
+        images.append(image)
         if known:
-            truth = graph.oracle(found.groups)
-            np.fill_diagonal(truth, np.nan)
-            figures.matrix(cells[-1], truth)
-        cells[0].set_ylabel(method, fontsize=10)
+            figures.matrix(cells[-1], found.truth, found.darkest)
+        cells[0].set_ylabel(figures.plain(method), fontsize=10)
     for cell, head in zip(axes, [f"round {r:,}" for r in rounds] + ["oracle"] * known, strict=False):
         cell.set_title(head, fontsize=9)
-    bar = figure.colorbar(images[0], ax=list(axes), shrink=0.8 if len(learned) == 1 else 0.5, pad=0.02)
-    bar.set_label("$w_{ij}$")
-    bar.outline.set_visible(False)
+    alike = len({found.darkest for found in learned.values()}) == 1
+    for image, beside in [(images[0], axes)] if alike else zip(images, rows, strict=True):
+        bar = figure.colorbar(image, ax=list(beside), shrink=0.8 if len(beside) == columns else 0.5, pad=0.02)
+        bar.set_label("$w_{ij}$")
+        bar.outline.set_visible(False)
     return figure

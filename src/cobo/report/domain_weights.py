@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cobo.report import figures
-from cobo.report.milestones import present_at
+from cobo.report.milestones import on_simplex, seen
 from cobo.report.summary import read_snapshots
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def draw(runs: Sequence[dict[str, Any]]) -> "dict[str, Figure]":
 
 def has_rows(run: dict[str, Any]) -> bool:
     """Whether a run has rows on a simplex, and few enough to be told apart."""
-    return run["method"].get("domain") == "simplex" and len(run["names"]) <= MOST
+    return on_simplex(run) and len(run["names"]) <= MOST
 
 
 def span(rounds: Sequence[int]) -> int:
@@ -51,14 +51,8 @@ def read(runs: Sequence[dict[str, Any]]) -> Rows:
     """What the runs recorded, at the rounds that all of them have."""
     recorded = [dict(read_snapshots(run)) for run in runs]
     rounds = sorted(set.intersection(*(set(snapshots) for snapshots in recorded)))
-    found = [[_seen(run, r, snapshots[r]) for r in rounds] for run, snapshots in zip(runs, recorded, strict=True)]
+    found = [[seen(run, r, snapshots[r]) for r in rounds] for run, snapshots in zip(runs, recorded, strict=True)]
     return Rows(runs[0]["names"], rounds, np.array(found))
-
-
-def _seen(run: dict[str, Any], round: int, W: NDArray[np.float32]) -> NDArray[np.float64]:
-    here = np.isin(run["names"], present_at(run, round))
-    other = ~np.eye(len(W), dtype=bool)
-    return np.where(np.outer(here, here) & (other | run["method"]["self_weight"]), W, np.nan).astype(np.float64)
 
 
 def smoothed(rounds: Sequence[int], weights: NDArray[np.float64], half_life: float) -> NDArray[np.float64]:
@@ -135,4 +129,4 @@ def in_the_end(found: Rows) -> "Figure":
 
 
 def _short(name: str) -> str:
-    return name if len(name) <= 16 else f"{name[:15]}…"
+    return figures.plain(name if len(name) <= 16 else f"{name[:15]}…")

@@ -47,13 +47,18 @@ def new(width: float, height: float, columns: int = 1, rows: int = 1) -> "tuple[
     return figure, list(axes.flat)
 
 
-def save(figure: "Figure", folder: Path, name: str) -> None:
-    """FOLDER/NAME.png and .svg; the same figure gives the same bytes."""
+def save(figure: "Figure", folder: Path, name: str, dpi: int = 300) -> None:
+    """FOLDER/NAME.png, fine enough for print, and .svg; the same figure gives the same bytes."""
     with style():
         for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None})):
             out = io.BytesIO()
-            figure.savefig(out, format=kind, dpi=140, metadata=metadata)
+            figure.savefig(out, format=kind, dpi=dpi, metadata=metadata)
             write_atomic(folder / f"{name}.{kind}", out.getvalue())
+
+
+def plain(text: str) -> str:
+    """A name as it is, also with dollars in it, between which matplotlib would read formulas."""
+    return text.replace("$", r"\$")
 
 
 def matrix(ax: "Axes", W: Any, darkest: float = 1.0) -> Any:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from cobo.report import comparison, table
+from cobo.report.milestones import on_simplex
 from cobo.report.page import graphs, words
 from cobo.report.summary import Results, Runs, read_runs
 
@@ -44,7 +45,7 @@ def _weights(console: Console, results: Results, runs: Runs) -> None:
         return _say(console, "No W: no method here learns weights between clients.\n")
     rows = graphs.rows(run["names"], grouping, most=console.width)
     W = graphs.blocks(rows, graphs.last(run))
-    top = float(np.nanmax(W, initial=1e-9)) if graphs.on_simplex(run) else 1.0
+    top = float(np.nanmax(W, initial=1e-9)) if on_simplex(run) else 1.0
     head = f"W of {run['method']['name']}, seed {run['training']['seed']}, in the end (a row learns from a column)"
     _say(console, head + ("; rows are groups" if len(rows.clients) < len(run["names"]) else ""))
     coloured = console.color_system in ("256", "truecolor", "windows")
@@ -113,26 +114,27 @@ def _groups(console: Console, names: Sequence[str], grouping: graphs.Found) -> N
 
 
 def _curves(console: Console, results: Results, runs: Runs) -> None:
-    """A line per method, all on one scale; mean over seeds."""
+    """A line per method, all on one scale; mean over seeds; a dot where there is no number."""
     score = table.score(results)
     scored = {method: seeds for method, seeds in runs.items() if comparison.points(seeds, score)}
     found = {method: comparison.curve(seeds, score) for method, seeds in scored.items()}
     if not found:
         return _say(console, f"No {score} over time.")
-    low = min(float(line.mean.min()) for line in found.values())
-    high = max(float(line.mean.max()) for line in found.values())
-    end = max(line.rounds[-1] for line in found.values())
-    _say(console, f"{comparison.NAMES[score]} over {end:,} rounds, {low:.4g} to {high:.4g}")
+    low = min(float(np.nanmin(line.mean)) for line in found.values())
+    high = max(float(np.nanmax(line.mean)) for line in found.values())
+    rounds = max(line.rounds[-1] for line in found.values())
+    _say(console, f"{comparison.NAMES[score]} over {rounds:,} rounds, {low:.4g} to {high:.4g}")
     width = max(len(method) for method in found)
     room = max(10, min(50, console.width - width - 12))
     for method, line in found.items():
-        _say(console, f"{method:>{width}} {_line(line.mean, low, high, room)} {line.mean[-1]:.4g}")
+        end = "-" if np.isnan(line.mean[-1]) else f"{line.mean[-1]:.4g}"
+        _say(console, f"{method:>{width}} {_line(line.mean, low, high, room)} {end}")
 
 
 def _line(values: Any, low: float, high: float, room: int) -> str:
     kept = values[np.linspace(0, len(values) - 1, min(room, len(values))).round().astype(int)]
     share = (kept - low) / max(high - low, 1e-12)
-    return "".join(HEIGHTS[round(float(x) * (len(HEIGHTS) - 1))] for x in share)
+    return "".join("·" if np.isnan(x) else HEIGHTS[round(float(x) * (len(HEIGHTS) - 1))] for x in share)
 
 
 def _clean(name: str) -> str:

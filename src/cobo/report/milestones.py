@@ -1,4 +1,4 @@
-"""When a run first got somewhere: to an accuracy or perplexity, or to the right groups."""
+"""When a run first got somewhere: to an accuracy or perplexity, or to the right groups; and who was there then."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -33,8 +33,7 @@ def groups_right_from(run: dict[str, Any], snapshots: Snapshots) -> int | None:
 def _right(run: dict[str, Any], round: int, W: NDArray[np.float32]) -> bool:
     names, groups = run["names"], dict(zip(run["names"], run["true_groups"], strict=True))
     here = present_at(run, round)
-    relative = run["method"].get("domain") == "simplex"
-    return graph.has_groups(graph.among(here, names, W), [groups[name] for name in here], relative=relative)
+    return graph.has_groups(graph.among(here, names, W), [groups[name] for name in here], relative=on_simplex(run))
 
 
 def present_at(run: dict[str, Any], round: int) -> list[str]:
@@ -45,3 +44,19 @@ def present_at(run: dict[str, Any], round: int) -> list[str]:
             present -= set(change.get("joined", ()))
             present |= set(change.get("left", ()))
     return [name for name in run["names"] if name in present]
+
+
+def on_simplex(run: dict[str, Any]) -> bool:
+    return bool(run["method"].get("domain") == "simplex")
+
+
+def pairs(run: dict[str, Any], present: Sequence[str]) -> NDArray[np.bool_]:
+    """Which weights there are among those present [n, n]; for themselves, clients have one with some methods only."""
+    here = np.isin(run["names"], present)
+    found: NDArray[np.bool_] = np.outer(here, here)
+    return found if run["method"].get("self_weight") else found & ~np.eye(len(here), dtype=bool)
+
+
+def seen(run: dict[str, Any], round: int, W: NDArray[np.float32]) -> NDArray[np.float64]:
+    """A snapshot of W, not a number where there is no pair."""
+    return np.where(pairs(run, present_at(run, round)), W.astype(np.float64), np.nan)

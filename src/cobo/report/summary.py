@@ -1,6 +1,7 @@
 """results.json, from the files of the runs in a folder."""
 
 import json
+import re
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -10,32 +11,47 @@ import numpy as np
 from cobo.collaboration import graph
 from cobo.errors import CheckpointError
 from cobo.methods import METHODS
-from cobo.report.milestones import Snapshots, groups_right_from, until
+from cobo.report.milestones import Snapshots, groups_right_from, on_simplex, until
 from cobo.training.records import unpack_weights
 from cobo.training.settings import OWN
 
 Runs = dict[str, dict[int, dict[str, Any]]]
 Results = dict[str, Any]
 
+SEED = re.compile(r"seed-\d+")
 
-def find_runs(folder: Path) -> list[Path]:
-    """The files of the finished runs in a folder: METHOD/seed-K/result.json, or its own if it is that of one run."""
-    return sorted(folder.glob("*/seed-*/result.json")) or list(folder.glob("result.json"))
+
+def places(folder: Path, file: str) -> list[Path]:
+    """Where there is such a file in a folder: METHOD/seed-K of it, or else the folder, if it is that of one run."""
+    found = [path.parent for path in sorted(folder.glob(f"*/seed-*/{file}")) if SEED.fullmatch(path.parent.name)]
+    return found or [path.parent for path in folder.glob(file)]
+
+
+def called(folder: Path, place: Path, run: dict[str, Any]) -> tuple[str, int]:
+    """Method and seed of a run: METHOD and K of its place, so that a method may be there twice; alone, its own."""
+    if place == folder:
+        return run["method"]["name"], run["training"]["seed"]
+    return place.parent.name, int(place.name.removeprefix("seed-"))
 
 
 def read_runs(folder: Path) -> Runs:
     """The finished runs in a folder, by method and seed; each says in `folder` where it is."""
     runs: Runs = {}
-    for path in find_runs(folder):
-        try:
-            run = {**json.loads(path.read_text()), "folder": path.parent}
-        except ValueError as error:
-            raise CheckpointError(f"{path} cannot be read: {error}; run that method and seed again") from error
-        method, seed = path.parent.parent.name, path.parent.name.removeprefix("seed-")
-        if path.parent == folder:
-            method, seed = run["method"]["name"], run["training"]["seed"]
-        runs.setdefault(method, {})[int(seed)] = run
+    for place in places(folder, "result.json"):
+        run = _read(place / "result.json")
+        method, seed = called(folder, place, run)
+        runs.setdefault(method, {})[seed] = run
     return ordered(runs)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+        if not isinstance(found, dict) or not found.get("history"):
+            raise ValueError("there is no history in it")
+    except ValueError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}; run that method and seed again") from error
+    return {**found, "folder": path.parent}
 
 
 def ordered(runs: Runs) -> Runs:
@@ -46,7 +62,7 @@ def ordered(runs: Runs) -> Runs:
 
 def read_unfinished(folder: Path) -> list[str]:
     """Runs that were begun and have no result: stopped, failed, or going on."""
-    begun = (path.parent for path in sorted(folder.glob("*/seed-*/metrics.jsonl")))
+    begun = (place for place in places(folder, "metrics.jsonl") if place != folder)
     return [f"{run.parent.name} {run.name}" for run in begun if not (run / "result.json").exists()]
 
 
@@ -68,8 +84,13 @@ def summarise_runs(
     target: float | None,
     target_perplexity: float | None = None,
 ) -> Results:
-    """The same of runs from anywhere."""
+    """The same of runs from anywhere.
+
+    Those that say that they are `going` on are compared with nobody, and nobody with them: half trained is no end.
+    """
     score = _score(runs)
+    going = [method for method, seeds in runs.items() if any(run.get("going") for run in seeds.values())]
+    ended = {method: seeds for method, seeds in runs.items() if method not in going}
     wanted = target_perplexity if score == "perplexity" else target
     return {
         "experiment": experiment,
@@ -79,7 +100,8 @@ def summarise_runs(
         **({} if target_perplexity is None else {"target_perplexity": target_perplexity}),
         "environment": made_with(runs),
         "unfinished": unfinished,
-        "methods": {method: _method(runs, method, score, wanted) for method in runs},
+        **({"going": going} if going else {}),
+        "methods": {method: _method(runs[method], method, ended, score, wanted) for method in runs},
     }
 
 
@@ -102,13 +124,16 @@ def _score(runs: Runs) -> str:
     return "perplexity" if known else "accuracy"
 
 
-def _method(runs: Runs, method: str, score: str, target: float | None) -> dict[str, Any]:
-    mine = runs[method]
-    local = runs.get("local", {})
-    ditto = {seed: run["history"][-1].get(score) for seed, run in runs.get("ditto", {}).items()}
+def _method(
+    mine: dict[int, dict[str, Any]], method: str, ended: Runs, score: str, target: float | None
+) -> dict[str, Any]:
+    """Of the seeds of a method, beside those that have come to their end."""
+    local = ended.get("local", {})
+    ditto = {seed: run["history"][-1].get(score) for seed, run in ended.get("ditto", {}).items()}
     last = {seed: run["history"][-1] for seed, run in mine.items()}
-    improved = [_improved(run, local.get(seed)) for seed, run in mine.items()] if method != "local" else []
-    recovery = _recovery(runs, method) if method not in ("local", "oracle") else []
+    over = method in ended
+    improved = [_improved(run, local.get(seed)) for seed, run in mine.items()] if over and method != "local" else []
+    recovery = _recovery(ended, method) if over and method not in ("local", "oracle") else []
     graphs = [r for r in mine.values() if r["weights"] is not None and None not in r["true_groups"] and _several(r)]
     settled = [groups_right_from(r, read_snapshots(r)) for r in graphs]
     return {
@@ -148,8 +173,7 @@ def _accuracy(run: dict[str, Any]) -> float | None:
 
 
 def _groups_score(run: dict[str, Any]) -> float:
-    relative = run["method"].get("domain") == "simplex"
-    return graph.groups_score(*_graph(run), relative=relative)
+    return graph.groups_score(*_graph(run), relative=on_simplex(run))
 
 
 def _several(run: dict[str, Any]) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from cobo.report.summary import Results
@@ -92,14 +93,15 @@ def latex_table(heads: Sequence[str], body: Sequence[Sequence[str]], about: Sequ
 def terminal(results: Results) -> Table:
     """The table for 80 columns."""
     table = Table(
-        title=title(results), title_justify="left", caption=notes(results, short=True), caption_justify="left",
+        title=escape(title(results)), title_justify="left", caption=escape(notes(results, short=True)),
+        caption_justify="left",
         box=None, padding=(0, 0, 0, 1), pad_edge=False,
     )  # fmt: skip
     heads = [head for head in columns(results) if head in TERMINAL]
     for head in heads:
         add_column(table, head)
     for row in brief_cells(results, heads):
-        table.add_row(*row)
+        table.add_row(*(escape(cell) for cell in row))
     return table
 
 
@@ -209,9 +211,12 @@ def score(results: Results) -> str:
 
 
 def best(results: Results) -> str | None:
-    """The method with the best score of those that are told nothing of the groups."""
+    """The method with the best score of those that are told nothing of the groups; None while one of them goes on."""
     name = score(results)
-    scores = {method: m[name]["mean"] for method, m in results["methods"].items() if m[name] and not m["told"]}
+    untold = {method: m for method, m in results["methods"].items() if not m["told"]}
+    if set(untold) & set(results.get("going", ())):
+        return None
+    scores = {method: m[name]["mean"] for method, m in untold.items() if m[name]}
     return (max if name == "accuracy" else min)(scores, key=lambda method: scores[method]) if scores else None
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from rich.markup import escape
 from rich.table import Table
 
 from cobo.experiments.vary import Variation
@@ -71,8 +72,8 @@ def write(folder: Path, results: Results) -> None:
 def terminal(results: Results) -> Table:
     """For 80 columns; a value is named once."""
     found = Table(
-        title=title(results), title_justify="left", caption=notes(results), caption_justify="left", box=None,
-        padding=(0, 0, 0, 1), pad_edge=False,
+        title=escape(title(results)), title_justify="left", caption=escape(notes(results)), caption_justify="left",
+        box=None, padding=(0, 0, 0, 1), pad_edge=False,
     )  # fmt: skip
     found.add_column(results["varied"].rpartition(".")[2], overflow="fold", max_width=20)
     heads = _columns(results)
@@ -80,7 +81,7 @@ def terminal(results: Results) -> Table:
         table.add_column(found, head)
     for at in results["values"]:
         for k, row in enumerate(table.brief_cells(at, heads) or [["-"] * len(heads)]):
-            found.add_row(at["text"] if k == 0 else "", *row)
+            found.add_row(*(escape(cell) for cell in (at["text"] if k == 0 else "", *row)))
     return found
 
 
@@ -128,8 +129,10 @@ def figure(results: Results, score: str) -> "Figure":
     for ax, measure in zip(axes, panels, strict=True):
         for method, handle in _panel(ax, results, measure).items():
             handles.setdefault(method, handle)
-        ax.set(xlabel=results["varied"], ylabel={**NAMES, **PANELS}[measure])
-    drawn.legend(list(handles.values()), list(handles), loc="outside right upper", frameon=False)
+        ax.set(xlabel=figures.plain(results["varied"]), ylabel={**NAMES, **PANELS}[measure])
+    drawn.legend(
+        list(handles.values()), [figures.plain(method) for method in handles], loc="outside right upper", frameon=False
+    )
     return drawn
 
 
@@ -151,7 +154,7 @@ def _panel(ax: "Axes", results: Results, measure: str) -> dict[str, Any]:
     if numbers and places.min() > 0 and places.max() >= 20 * places.min():
         ax.set_xscale("log")
         ax.minorticks_off()
-    ax.set_xticks(places, [at["text"] for at in values])
+    ax.set_xticks(places, [figures.plain(at["text"]) for at in values])
     if not numbers:
         ax.set_xlim(-0.5, len(values) - 0.5)
         ax.grid(visible=False, axis="x")

@@ -1,7 +1,8 @@
 """TensorBoard and Weights & Biases: the same metrics under the same names, and W as an image."""
 
 import os
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +43,7 @@ class Tracker:
         kind = event["event"]
         if kind == "started":
             self._simplex = event["run"]["method"].get("domain") == "simplex"
-            self.begin(event["run"])
+            self.begin(event["run"], event["round"])
         elif kind == "evaluated":
             self.write(event["round"], metrics(event))
         elif kind == "weights":
@@ -50,7 +51,7 @@ class Tracker:
         elif kind in ("finished", "interrupted", "failed"):
             self.end(kind)
 
-    def begin(self, run: dict[str, Any]) -> None: ...
+    def begin(self, run: dict[str, Any], round: int) -> None: ...
 
     def write(self, round: int, values: dict[str, float]) -> None: ...
 
@@ -58,16 +59,32 @@ class Tracker:
 
     def end(self, how: str) -> None: ...
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Whatever it was that ended the run, also what no event tells of."""
+        self.end("finished" if error is None else "failed")
+
 
 class TensorBoard(Tracker):
-    """Writes into a folder that TensorBoard reads (extra `cobo[tensorboard]`)."""
+    """Writes into a folder that TensorBoard reads (extra `cobo[tensorboard]`); each run has its own.
+
+    A run that goes on takes the place of what was there from its round on, one from the start of all.
+    """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise ConfigError("TensorBoard needs the extra: pip install 'cobo[tensorboard]'") from None
-        self._writer = SummaryWriter(str(folder))
+        self._library, self._folder = SummaryWriter, str(folder)
+        self._writer: Any = None
+
+    def begin(self, run: dict[str, Any], round: int) -> None:
+        self._writer = self._library(self._folder, purge_step=round + 1 if round else 0)
 
     def write(self, round: int, values: dict[str, float]) -> None:
         for name, value in values.items():
@@ -77,7 +94,8 @@ class TensorBoard(Tracker):
         self._writer.add_image("W", pixels, round, dataformats="HWC")
 
     def end(self, how: str) -> None:
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
 
 
 class WandB(Tracker):
@@ -95,7 +113,7 @@ class WandB(Tracker):
         self._options = {"project": project, **options}
         self._run: Any = None
 
-    def begin(self, run: dict[str, Any]) -> None:
+    def begin(self, run: dict[str, Any], round: int) -> None:
         config = {"method": run["method"], "training": run["training"], "clients": run["names"]}
         try:
             self._run = self._library.init(config=config, **self._options)
@@ -113,4 +131,6 @@ class WandB(Tracker):
         self._run.log({"W": self._library.Image(pixels), "round": round})
 
     def end(self, how: str) -> None:
-        self._run.finish(exit_code=0 if how == "finished" else 1)
+        if self._run is not None:
+            self._run.finish(exit_code=0 if how == "finished" else 1)
+            self._run = None

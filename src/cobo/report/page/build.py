@@ -48,8 +48,6 @@ def policy(style: str, script: str, *, live: bool) -> str:
 def gathered(folder: Path, results: Results, runs: Runs, beside: Runs | None = None) -> dict[str, Any]:
     """Everything that the page shows; of runs `beside` those of the table, W and clients only."""
     everything = {m: {**runs.get(m, {}), **(beside or {}).get(m, {})} for m in {**runs, **(beside or {})}}
-    several = sum(run["weights"] is not None for seeds in everything.values() for run in seeds.values())
-    share = graphs.BYTES // max(1, several)
     stored = folder / "experiment.toml"
     return {
         "title": results["experiment"],
@@ -64,9 +62,7 @@ def gathered(folder: Path, results: Results, runs: Runs, beside: Runs | None = N
         "curves": _curves(runs),
         "near": {score: _near(runs, score) for score in ("accuracy", "perplexity")},
         "score": table.score(results),
-        "runs": [
-            _run(everything, method, seed, results, share) for method in everything for seed in everything[method]
-        ],
+        **_runs(everything, results),
         "colours": figures.CLIENT_COLOURS,
         "domains": next(filter(None, (_domains(list(seeds.values())) for seeds in runs.values())), None),
         "settings": stored.read_text(encoding="utf-8") if stored.is_file() else _settings(runs),
@@ -90,9 +86,12 @@ def command(results: Results, runs: Runs, *, own: bool) -> str:
 def _table(results: Results) -> dict[str, Any]:
     heads, first = table.columns(results), table.best(results) if len(results["methods"]) > 1 else None
     rows = [
-        {"cells": cells, "best": method == first, "told": m["told"] or ""}
+        {
+            "cells": cells, "best": method == first, "told": m["told"] or "",
+            "going": method in results.get("going", ()),
+        }
         for (method, m), cells in zip(results["methods"].items(), table.cells(results, heads), strict=True)
-    ]
+    ]  # fmt: skip
     said = {head: words.COLUMNS[head] for head in heads if head in words.COLUMNS}
     return {"heads": heads, "rows": rows, "notes": table.notes(results), "said": said}
 
@@ -109,17 +108,24 @@ def _curves(runs: Runs) -> dict[str, dict[str, Any]]:
         for method, seeds in runs.items():
             points = list(comparison.points(seeds, score).values())
             if points:
-                found.setdefault(score, {})[method] = _curve([points[k] for k in _evenly(len(points))], score)
+                kept = sorted({*_evenly(len(points)), *_gaps(points, score)})
+                found.setdefault(score, {})[method] = _curve([points[k] for k in kept], score)
     return found
 
 
 def _curve(points: list[list[dict[str, Any]]], score: str) -> dict[str, Any]:
-    values = [[line[score] for line in at] for at in points]
+    values = [None if comparison.lost(at, score) else [line[score] for line in at] for at in points]
     return {
         **{axis: [_short(fmean(x[axis] for x in at)) for at in points] for axis in AXES if axis in points[0][0]},
-        "mean": [_short(fmean(at)) for at in values],
-        "std": [_short(stdev(at)) for at in values] if len(values[0]) > 1 else None,
+        "mean": [None if at is None else _short(fmean(at)) for at in values],
+        "std": [None if at is None else _short(stdev(at)) for at in values] if len(points[0]) > 1 else None,
     }
+
+
+def _gaps(points: list[list[dict[str, Any]]], score: str) -> list[int]:
+    """Where a curve breaks off, which thinning must not hide."""
+    gap = [comparison.lost(at, score) for at in points]
+    return [k for k, lost in enumerate(gap) if lost and not (k and gap[k - 1])]
 
 
 def _near(runs: Runs, score: str) -> tuple[float, float] | None:
@@ -130,11 +136,25 @@ def _near(runs: Runs, score: str) -> tuple[float, float] | None:
     return comparison.near_the_best(found, score) if len(found) > 1 else None
 
 
+def _runs(runs: Runs, results: Results) -> dict[str, Any]:
+    """What there is to see of each run; what an oracle knows once, however many runs order their clients alike."""
+    shares = graphs.shares(runs)
+    found = [_run(runs, m, seed, results, shares.get((m, seed), 0)) for m, seeds in runs.items() for seed in seeds]
+    drawn = [run["graph"] for run in found if run["graph"] is not None and run["graph"]["truth"] is not None]
+    truths = list(dict.fromkeys(graph["truth"] for graph in drawn))
+    for graph in drawn:
+        graph["truth"] = truths.index(graph["truth"])
+    return {"runs": found, "truths": truths}
+
+
 def _run(runs: Runs, method: str, seed: int, results: Results, share: int) -> dict[str, Any]:
-    """W of a run, and how each client ends beside the same client alone."""
+    """W of a run, and how each client ends beside the same client alone, if both have come to their end."""
     run, alone = runs[method][seed], runs.get("local", {}).get(seed)
+    if alone is not None and (method == "local" or run.get("going") or alone.get("going")):
+        alone = None
     score, names = table.score(results), run["names"]
-    grouping = graphs.found(run)
+    grouping, truth = graphs.found(run), run["true_groups"]
+    present = run.get("present")  # older results have none: nobody could leave
     return {
         "method": method,
         "seed": seed,
@@ -142,11 +162,13 @@ def _run(runs: Runs, method: str, seed: int, results: Results, share: int) -> di
         "rounds": run["training"]["rounds"],
         "clients": names,
         "mine": _ends(run, score, names),
-        "alone": None if alone is None or method == "local" else _ends(alone, score, names),
-        "away": [] if grouping is None else grouping.away,
+        "alone": None if alone is None else _ends(alone, score, names),
+        "away": [] if present is None else [k for k, name in enumerate(names) if name not in present],
+        "truth": None if None in truth else [str(group) for group in truth],
         "peers": None if grouping is None else graphs.peers(run),
         "found": None if grouping is None else grouping.groups,
-        "graph": graphs.shown(run, share),
+        "graph": graphs.shown(run, share) if share else None,
+        "left_out": grouping is not None and not share,
     }
 
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from cobo.collaboration import graph
 from cobo.report.comparison import first_met
-from cobo.report.milestones import Snapshots, present_at
-from cobo.report.summary import read_snapshots
+from cobo.report.milestones import Snapshots, on_simplex, pairs, seen
+from cobo.report.summary import Runs, read_snapshots
 
 MOST_CLIENTS = 160  # with a row of their own; of more, groups have one
 MOST_GROUPS = 60  # the smallest of more are one row
@@ -55,8 +55,21 @@ def found(run: dict[str, Any]) -> Found | None:
     return Found(sorted(groups.values(), key=len, reverse=True), away)
 
 
-def on_simplex(run: dict[str, Any]) -> bool:
-    return bool(run["method"].get("domain") == "simplex")
+def shares(runs: Runs) -> dict[tuple[str, int], int]:
+    """How many bytes W of a run (method, seed) may take.
+
+    None at all, but for the first seed of each method, if not even the first and the last W of all would fit.
+    """
+    known = {(m, seed): run for m, seeds in runs.items() for seed, run in seeds.items() if run["weights"] is not None}
+    share = BYTES // max(1, len(known))
+    if all(2 * _rows_at_most(run) ** 2 <= share for run in known.values()):
+        return dict.fromkeys(known, share)
+    first = {method: (method, seed) for method, seed in reversed(known)}
+    return dict.fromkeys(first.values(), BYTES // len(first))
+
+
+def _rows_at_most(run: dict[str, Any]) -> int:
+    return len(run["names"]) if len(run["names"]) <= MOST_CLIENTS else MOST_GROUPS + 1
 
 
 def shown(run: dict[str, Any], share: int) -> dict[str, Any] | None:
@@ -68,11 +81,11 @@ def shown(run: dict[str, Any], share: int) -> dict[str, Any] | None:
     grouped = len(picture.clients) < len(run["names"])
     recorded = _recorded(run)
     kept = _evenly(recorded, min(MOST_SNAPSHOTS, max(2, share // len(picture.clients) ** 2)))
-    W = np.array([blocks(picture, _seen(run, round, weights)) for round, weights in kept])
+    W = np.array([blocks(picture, seen(run, round, weights)) for round, weights in kept])
     scale = float(np.nanmax(W, initial=1e-9)) if on_simplex(run) else 1.0
     truth = None
     if None not in run["true_groups"]:
-        truth = blocks(picture, np.where(_pairs(run, run["names"]), graph.oracle(run["true_groups"]), np.nan))
+        truth = blocks(picture, np.where(pairs(run, run["names"]), graph.oracle(run["true_groups"]), np.nan))
     return {
         "rounds": [round for round, _ in kept],
         "recorded": len(recorded),
@@ -113,7 +126,7 @@ def rows(names: Sequence[str], grouping: Found, most: int = MOST_CLIENTS) -> Row
 
 def last(run: dict[str, Any]) -> Weights:
     """W in the end, not a number where there is no pair."""
-    return np.where(_pairs(run, run.get("present", run["names"])), np.array(run["weights"]), np.nan)
+    return np.where(pairs(run, run.get("present", run["names"])), np.array(run["weights"]), np.nan)
 
 
 def _recorded(run: dict[str, Any]) -> Snapshots:
@@ -125,17 +138,6 @@ def _recorded(run: dict[str, Any]) -> Snapshots:
 def _evenly(snapshots: Snapshots, most: int) -> Snapshots:
     chosen = np.linspace(0, len(snapshots) - 1, min(most, len(snapshots))).round().astype(int)
     return [snapshots[k] for k in chosen]
-
-
-def _pairs(run: dict[str, Any], present: Sequence[str]) -> NDArray[np.bool_]:
-    """Which weights there are among those present."""
-    here = np.isin(run["names"], present)
-    pairs: NDArray[np.bool_] = np.outer(here, here)
-    return pairs if run["method"].get("self_weight") else pairs & ~np.eye(len(here), dtype=bool)
-
-
-def _seen(run: dict[str, Any], round: int, W: NDArray[np.float32]) -> Weights:
-    return np.where(_pairs(run, present_at(run, round)), W, np.nan)
 
 
 def blocks(picture: Rows, W: Weights) -> Weights:

@@ -27,25 +27,31 @@ function link(words) {
 async function ask() {
   if (asking || document.hidden) return;
   asking = true;
-  try {
+  let status = 0, news = null;
+  try { // what can fail on the way, and nothing else: a mistake in drawing is not the server's
     const answer = await fetch(`data?since=${data.version}`, { cache: "no-store" });
-    if (answer.status === 403) link("Not allowed any more: open the address that cobo watch prints.");
-    else {
-      if (answer.status === 200) take(await answer.json());
-      link("Live");
-    }
+    if (answer.status === 200) news = await answer.json();
+    status = answer.status;
   } catch {
-    link("Nobody answers; trying again.");
+    status = 0;
   }
   asking = false;
+  link(linkWords(status));
+  if (news) take(news);
   goingList();
+  if (news) fill();
+}
+
+function linkWords(status) {
+  if (status === 200 || status === 204) return "Live";
+  if (status === 403) return "Not allowed any more: open the address that cobo watch prints.";
+  return status ? `The server answers ${status}; trying again.` : "Nobody answers; trying again.";
 }
 
 function take(news) {
   data = news;
   ahead = Date.now() / 1000 - data.now;
   document.title = `${data.title} · cobo`;
-  fill();
 }
 
 byId("live").hidden = false;

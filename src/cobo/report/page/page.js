@@ -7,7 +7,7 @@ const NOBODY = 255, MOST_NAMES = 40, MOST_LABELS = 24, FRAME = 60;
 const BLUES = ["f7fbff", "deebf7", "c6dbef", "9ecae1", "6baed6", "4292c6", "2171b5", "08519c", "08306b"];
 const NIGHT = ["0f1a26", "0d2f57", "08519c", "2171b5", "4292c6", "6baed6", "9ecae1", "c6dbef", "deebf7"];
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
-const state = { run: null, at: 0, timer: null, hidden: new Set(), sorted: {}, chosen: false };
+const state = { run: null, at: 0, timer: null, pair: null, hidden: new Set(), sorted: {}, chosen: false };
 
 // Small things
 
@@ -27,6 +27,7 @@ function svg(tag, attributes, ...children) {
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const ink = (wanted) => (wanted === "black" ? colour("--ink") : wanted); // black lines are white in the dark
+const again = (g) => Math.max(0, Math.floor(g / data.colours.length)); // how often all colours were used before
 const groupColour = (g) => (g < 0 ? colour("--nobody") : ink(data.colours[g % data.colours.length]));
 const short = (text, most) => ([...text].length > most ? [...text].slice(0, most - 1).join("") + "…" : text);
 const count = (n, what) => `${n.toLocaleString("en")} ${what}${n === 1 ? "" : "s"}`;
@@ -125,6 +126,8 @@ function cellsOf(run) {
   return run.cells.subarray(state.at * size, (state.at + 1) * size);
 }
 
+const truthOf = (graph) => decoded(data.truths[graph.truth]);
+
 // 255 colours from nothing to the largest weight.
 function ramp() {
   const stops = (dark.matches ? NIGHT : BLUES).map((hex) => [0, 2, 4].map((k) => parseInt(hex.slice(k, k + 2), 16)));
@@ -145,13 +148,47 @@ function fitted(canvas, width, height) {
   return pen;
 }
 
+// A group is a colour and, from the ninth on, also a ring or another shape: 64 that can be told apart.
+function mark(pen, g, x, y, r) {
+  const [corners, turn] = [[0, 0], [4, Math.PI / 4], [3, -Math.PI / 2], [4, 0]][Math.floor(again(g) / 2) % 4];
+  const outline = (size) => {
+    pen.beginPath();
+    if (!corners) pen.arc(x, y, size, 0, 2 * Math.PI);
+    for (let k = 0; k < corners; k++) pen.lineTo(x + size * Math.cos(turn + (2 * Math.PI * k) / corners), y + size * Math.sin(turn + (2 * Math.PI * k) / corners));
+    pen.closePath();
+  };
+  outline(r + 1);
+  pen.fillStyle = colour("--card");
+  pen.fill();
+  const ring = again(g) % 2 === 1;
+  outline(ring ? 0.75 * r : r);
+  pen.fillStyle = pen.strokeStyle = groupColour(g);
+  pen.lineWidth = 0.5 * r;
+  pen[ring ? "stroke" : "fill"]();
+}
+
+function dot(g) {
+  const node = make("canvas", { class: "mark", "aria-hidden": "true" });
+  mark(fitted(node, 14, 14), g, 7, 7, 5);
+  return node;
+}
+
+// What stands along the axes, [words, the row that they are at]: who each row is or, of very many, which group.
+function axisWords({ labels, groups, grouped }) {
+  if (labels.length <= MOST_NAMES) return labels.map((label, k) => [short(label, 15), k + 0.5]);
+  const first = groups.flatMap((g, k) => (k && groups[k - 1] === g ? [] : [k]));
+  return first.map((k, i) => {
+    const words = grouped ? short(labels[k], 15) : groups[k] < 0 ? "have left" : `group ${groups[k] + 1}`;
+    return [words, (k + (first[i + 1] ?? labels.length)) / 2];
+  });
+}
+
 function heatMap(canvas, graph, cells) {
-  const n = graph.labels.length, width = canvas.parentElement.clientWidth, named = n <= MOST_NAMES;
-  const labels = graph.labels.map((label) => short(label, 15));
+  const n = graph.labels.length, width = canvas.parentElement.clientWidth, words = axisWords(graph);
   let pen = canvas.getContext("2d");
-  const size = Math.min(12, Math.max(8, (width - 100) / n - 1));
+  const size = Math.min(12, Math.max(8, (width - 100) / words.length - 1));
   pen.font = `${size}px system-ui, sans-serif`;
-  const widest = named ? Math.min(120, Math.ceil(Math.max(...labels.map((label) => pen.measureText(label).width))) + 8) : 0;
+  const widest = Math.min(120, Math.ceil(Math.max(...words.map(([text]) => pen.measureText(text).width))) + 8);
   const edge = widest + 8, plot = Math.min(width - edge, 460), cell = plot / n;
   pen = fitted(canvas, width, plot + edge);
   pen.imageSmoothingEnabled = false;
@@ -162,8 +199,12 @@ function heatMap(canvas, graph, cells) {
     pen.fillStyle = groupColour(g);
     pen.fillRect(widest, k * cell, 5, Math.max(1, cell - 0.5));
     pen.fillRect(edge + k * cell, plot + 3, Math.max(1, cell - 0.5), 5);
+    if (again(g) % 2 === 0) return;
+    pen.fillStyle = colour("--card"); // two lines in place of one
+    pen.fillRect(widest + 1.5, k * cell, 2, cell);
+    pen.fillRect(edge + k * cell, plot + 4.5, cell, 2);
   });
-  if (named) names(pen, labels, size, widest, edge, plot, cell);
+  names(pen, words, size, widest, edge, plot, cell);
   canvas.dataset.edge = edge;
   canvas.dataset.plot = plot;
 }
@@ -177,19 +218,24 @@ function picture(n, cells) {
   return small;
 }
 
-function names(pen, labels, size, widest, edge, plot, cell) {
+// Groups that would be written over others are left out.
+function names(pen, words, size, widest, edge, plot, cell) {
   pen.font = `${size}px system-ui, sans-serif`;
   pen.fillStyle = colour("--ink");
   pen.textAlign = "right";
   pen.textBaseline = "middle";
-  labels.forEach((label, k) => {
-    pen.fillText(label, widest - 5, (k + 0.5) * cell);
+  const all = Math.round(plot / cell) <= MOST_NAMES;
+  let free = 0;
+  for (const [text, row] of words) {
+    if (!all && row * cell < free) continue;
+    free = row * cell + size;
+    pen.fillText(text, widest - 5, row * cell);
     pen.save();
-    pen.translate(edge + (k + 0.5) * cell, plot + 12);
+    pen.translate(edge + row * cell, plot + 12);
     pen.rotate(-Math.PI / 2);
-    pen.fillText(label, 0, 0);
+    pen.fillText(text, 0, 0);
     pen.restore();
-  });
+  }
 }
 
 function net(canvas, graph, cells) {
@@ -218,13 +264,7 @@ function net(canvas, graph, cells) {
   pen.globalAlpha = 1;
   const largest = Math.max(...graph.sizes);
   at.forEach(([x, y], k) => {
-    pen.fillStyle = groupColour(graph.groups[k]);
-    pen.strokeStyle = colour("--card");
-    pen.lineWidth = 2;
-    pen.beginPath();
-    pen.arc(x, y, graph.grouped ? 4 + 14 * Math.sqrt(graph.sizes[k] / largest) : few ? 8 : 5, 0, 2 * Math.PI);
-    pen.fill();
-    pen.stroke();
+    mark(pen, graph.groups[k], x, y, graph.grouped ? 4 + 14 * Math.sqrt(graph.sizes[k] / largest) : few ? 8 : 5);
   });
   if (few) netLabels(pen, graph, at, width, height);
 }
@@ -267,26 +307,36 @@ function drawGraph() {
   const round = graph.rounds[state.at].toLocaleString("en");
   byId("at").textContent = round;
   byId("slider").setAttribute("aria-valuetext", `round ${round}`);
+  sayPair();
   if (state.timer === null) fillWeights();
 }
 
 function drawTruth() {
   const { graph } = state.run;
-  byId("truth-figure").hidden = !graph?.truth;
-  if (graph?.truth) heatMap(byId("truth"), graph, decoded(graph.truth));
+  const known = Boolean(graph) && graph.truth !== null;
+  byId("truth-figure").hidden = !known;
+  if (known) heatMap(byId("truth"), graph, truthOf(graph));
   const colours = ramp();
   byId("ramp").style.background = `linear-gradient(to right, ${[0, 63, 127, 190, 254].map((v) => `rgb(${colours[v]})`).join(", ")})`;
   byId("top").textContent = graph ? String(Number(graph.scale.toFixed(2))) : "";
 }
 
-// Which pair is under the pointer.
+// Which pair is under the pointer; what is said of it stays true when the round changes.
 function readPair(event) {
   const { graph } = state.run, n = graph.labels.length, box = event.target.getBoundingClientRect();
   const edge = Number(event.target.dataset.edge), cell = Number(event.target.dataset.plot) / n;
   const i = Math.floor((event.clientY - box.top) / cell), j = Math.floor((event.clientX - box.left - edge) / cell);
   if (i < 0 || j < 0 || i >= n || j >= n) return;
-  const cells = event.target.id === "truth" ? decoded(graph.truth) : cellsOf(state.run);
-  byId("pair").textContent = `${graph.labels[i]} learns from ${graph.labels[j]}: ${weightText(cells[i * n + j], event.target.id === "truth" ? 1 : graph.scale)}`;
+  state.pair = { truth: event.target.id === "truth", names: [graph.labels[i], graph.labels[j]] };
+  sayPair();
+}
+
+function sayPair() {
+  const { graph } = state.run, [i, j] = (state.pair?.names ?? []).map((name) => graph.labels.indexOf(name));
+  if (!(i >= 0 && j >= 0)) return void (byId("pair").textContent = "Point at a cell to read it.");
+  const { truth, names: [row, column] } = state.pair, place = i * graph.labels.length + j;
+  const weight = truth ? weightText(truthOf(graph)[place], 1) : weightText(cellsOf(state.run)[place], graph.scale);
+  byId("pair").textContent = `${row} learns from ${column}: ${weight}${truth ? ", as an oracle knows" : ""}`;
 }
 
 const weightText = (value, scale) => (value === NOBODY ? "-" : ((value / (NOBODY - 1)) * scale).toFixed(2));
@@ -300,10 +350,12 @@ function weightsTable() {
 }
 
 function graphWords() {
-  const { method, graph, away, round, rounds } = state.run;
+  const { method, graph, away, round, rounds, left_out } = state.run;
+  if (left_out) return "W of this run is left out, as W of all would be too much for one page: of each method the first seed has it.";
   if (!graph && round < rounds) return `Of ${method} there is no W yet; methods that learn one show it from their first checkpoint on.`;
   if (!graph) return `${method} learns no weights between clients, so there is no W to show.`;
   const said = [];
+  if (!graph.grouped && graph.labels.length > MOST_NAMES) said.push("The axes name groups, as there is no room for all clients; point at a cell to read who it is of.");
   if (graph.grouped) said.push(`${count(state.run.clients.length, "client")} are too many for a row each: rows are the groups found in the end, weights are means between their clients.`);
   if (graph.rounds.length < graph.recorded) said.push(`Thinned: ${graph.rounds.length} of ${graph.recorded} recorded rounds are shown, evenly.`);
   if (graph.rounds.length === 1) said.push(`W was recorded once only, at round ${graph.rounds[0]}.`);
@@ -315,10 +367,8 @@ function groupsList() {
   const { graph, found } = state.run;
   if (!graph) return [];
   return found.slice(0, 60).map((members, g) => {
-    const dot = make("span", { class: "dot" });
-    dot.style.background = groupColour(g);
     const who = graph.grouped ? "" : `: ${graph.members[g].join(", ")}`;
-    return make("li", {}, dot, `group ${g + 1}, ${count(members.length, "client")}${who}`);
+    return make("li", {}, dot(g), `group ${g + 1}, ${count(members.length, "client")}${who}`);
   }).concat(found.length > 60 ? [make("li", {}, `and ${found.length - 60} more`)] : []);
 }
 
@@ -347,7 +397,7 @@ function choose(method, seed) {
   byId("play").hidden = byId("slider").parentElement.hidden = last === 0;
   byId("graph").hidden = !graph;
   byId("graph-words").textContent = graphWords();
-  if (!same) byId("pair").textContent = "Point at a cell to read it.";
+  if (!same) state.pair = null;
   drawTruth();
   drawGraph();
   byId("groups").replaceChildren(...groupsList());
@@ -381,12 +431,13 @@ function play() {
 }
 
 function clientsTable() {
-  const { method, seed, round, rounds, clients, mine, alone, peers, found, away } = state.run;
+  const { method, seed, round, rounds, clients, mine, alone, peers, found, away, truth } = state.run;
   const better = data.score === "accuracy" ? 1 : -1, unit = data.score === "accuracy" ? "accuracy, %" : data.score;
   const heads = ["client"], columns = [(k) => clients[k]], words = new Set([0]);
   const group = [];
   found?.forEach((members, g) => members.forEach((k) => { group[k] = String(g + 1); }));
   if (found) heads.push("group found") && columns.push((k) => group[k] ?? "-");
+  if (truth) heads.push("true group") && columns.push((k) => truth[k]);
   if (alone) heads.push("alone") && columns.push((k) => measured(alone[k]));
   heads.push(alone ? `with ${method}` : unit);
   columns.push((k) => measured(mine[k]));
@@ -397,9 +448,15 @@ function clientsTable() {
   const lost = mine.filter((value, k) => value === null && !away.includes(k)).length;
   byId("clients-words").textContent = [
     `${method}, seed ${seed}${round < rounds ? `, at round ${round.toLocaleString("en")} of ${rounds.toLocaleString("en")}` : ""}: ${unit}${better < 0 ? " (lower is better)" : ""}.`,
-    alone ? "Alone is Local with the same seed." : method === "local" ? "" : "Local with the same seed is not in this folder, so there is no gain to show.",
+    alone ? "Alone is Local with the same seed." : method === "local" ? "" : noGain(seed),
     lost ? `${count(lost, "client")} ${lost === 1 ? "has" : "have"} no ${data.score} that is a number in the end.` : "",
   ].join(" ");
+}
+
+function noGain(seed) {
+  const begun = data.runs.some((run) => run.method === "local" && run.seed === seed);
+  return begun ? "There is a gain to show when both this run and Local with the same seed are finished."
+    : "Local with the same seed is not in this folder, so there is no gain to show.";
 }
 
 function gain(mine, alone, better) {
@@ -431,13 +488,14 @@ function extent(values) {
   return [low, high];
 }
 
-// Lines {name, colour, dashed, width, x, y, std} in a box of their own; gaps where a value is null.
+// Lines {name, colour, dashed or dash, width, x, y, std} in a box of their own; gaps where a value is null.
 function chart(host, lines, { xlabel, ylabel, range = null, height = 270, most = 5, hint = "Point at the lines to read them." }) {
   const width = Math.max(220, host.clientWidth), left = 52, bottom = 40, top = 10, right = 22;
   const xs = lines.flatMap((line) => line.x), ys = lines.flatMap((line) => line.y.filter((v) => v !== null));
   if (!ys.length) return host.replaceChildren(make("p", { class: "soft" }, "Nothing is chosen."));
   const [x0, x1] = extent(xs), log = !range && Math.min(...ys) > 0 && Math.max(...ys) > 20 * Math.min(...ys) && ylabel !== "accuracy, %";
-  let [y0, y1] = extent(ys);
+  const edges = lines.flatMap(({ y, std }) => (std ? y.flatMap((v, k) => (v === null ? [] : [v - std[k], v + std[k]])) : []));
+  let [y0, y1] = extent([...ys, ...edges.filter((v) => !log || v > 0)]);
   const room = log ? (y1 / y0) ** 0.05 : 0.06 * (y1 - y0);
   [y0, y1] = range ?? (log ? [y0 / room, y1 * room] : [y0 - room, y1 + room]);
   const sx = (x) => left + ((x - x0) / (x1 - x0)) * (width - left - right);
@@ -460,9 +518,10 @@ function chart(host, lines, { xlabel, ylabel, range = null, height = 270, most =
 }
 
 function band(line, sx, sy) {
-  const upper = line.x.map((x, k) => `${sx(x).toFixed(1)},${sy(line.y[k] + line.std[k]).toFixed(1)}`);
-  const lower = line.x.map((x, k) => `${sx(x).toFixed(1)},${sy(line.y[k] - line.std[k]).toFixed(1)}`).reverse();
-  return `M${[...upper, ...lower].join("L")}Z`;
+  const parts = [[]];
+  line.y.forEach((y, k) => (y === null ? parts.push([]) : parts.at(-1).push(k)));
+  const edge = (part, way) => part.map((k) => `${sx(line.x[k]).toFixed(1)},${sy(line.y[k] + way * line.std[k]).toFixed(1)}`);
+  return parts.filter((part) => part.length).map((part) => `M${[...edge(part, 1), ...edge(part, -1).reverse()].join("L")}Z`).join("");
 }
 
 function stroke(line, sx, sy) {
@@ -471,8 +530,9 @@ function stroke(line, sx, sy) {
     const [x, y] = shown.find(Boolean);
     return svg("circle", { cx: x, cy: y, r: 4, fill: ink(line.colour) });
   }
-  const d = shown.map((point, k) => point && `${k && shown[k - 1] ? "L" : "M"}${point[0].toFixed(1)},${point[1].toFixed(1)}`).filter(Boolean).join("");
-  return svg("path", { d, fill: "none", stroke: ink(line.colour), "stroke-width": line.width, "stroke-linejoin": "round", "stroke-dasharray": line.dashed ? "6 4" : "none" });
+  const dot = (k) => (shown[k - 1] || shown[k + 1] ? "" : "h0"); // seen also between two gaps
+  const d = shown.map((point, k) => point && `${shown[k - 1] ? "L" : "M"}${point[0].toFixed(1)},${point[1].toFixed(1)}${dot(k)}`).filter(Boolean).join("");
+  return svg("path", { d, fill: "none", stroke: ink(line.colour), "stroke-width": line.width, "stroke-linejoin": "round", "stroke-linecap": "round", "stroke-dasharray": line.dash ?? (line.dashed ? "6 4" : "none") });
 }
 
 // The values at the place of the pointer, in words under the chart.
@@ -553,11 +613,10 @@ function drawDomains() {
   if (!domain) return;
   const { names, rounds, lines, half_life } = domain;
   byId("domains-words").textContent = `How much each client learns from each, ${domain.method}: moving average with a half-life of ${count(half_life, "round")}, mean over seeds; dashed is a client's own weight.`;
-  const look = (j, own) => ({ name: names[j], colour: data.colours[j % data.colours.length], dashed: own, width: 1.8 });
+  const look = (j, own) => ({ name: names[j], colour: data.colours[j % data.colours.length], dash: own ? "6 4" : again(j) ? "9 3 2 3" : "none", width: 1.8 });
   byId("domains-legend").replaceChildren(...names.map((name, j) => {
-    const dot = make("span", { class: "dot" });
-    dot.style.background = ink(look(j).colour);
-    return make("li", {}, dot, name);
+    const line = svg("path", { d: "M1,5H25", stroke: ink(look(j).colour), "stroke-width": 2.5, "stroke-dasharray": look(j).dash });
+    return make("li", {}, svg("svg", { width: 26, height: 10, class: "mark", "aria-hidden": "true" }, line), name);
   }));
   const panels = names.map(() => make("figure", {}));
   byId("domains").replaceChildren(...panels);

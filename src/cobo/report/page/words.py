@@ -34,21 +34,27 @@ def finding(results: Results, runs: Runs) -> str:
         said = f"{title(method)} found {_span([len(found.groups) for found in parted])}{_right(m, len(seeds))}"
     elif len(results["methods"]) > 1 and method == table.best(results):
         said = f"{title(method)} is best of those that are told nothing of the groups"
+    elif method in _going(results):
+        run = next(iter(seeds.values()))
+        said = f"{title(method)} is at round {run['history'][-1]['round']:,} of {run['training']['rounds']:,}"
     else:
         said = f"{title(method)} learns no weights between clients"
+    if method in _going(results):
+        said = f"So far: {said}"
     better = _better(m)
     return f"{said}; {better}." if better else f"{said}."
 
 
 def scores(results: Results) -> str:
-    """Where the methods end that the finding is about."""
+    """Where the methods end that the finding is about, or where they are."""
     score = table.score(results)
     cells = table.cells(results, [table.SCORES[score]])
     ends = {method: end for method, (end,) in zip(results["methods"], cells, strict=True)}
     told = dict.fromkeys((leading(results), "local", "oracle"))
-    known = [f"{title(name)} {ends[name]}" for name in told if ends.get(name, "-") != "-"]
-    what = f"{score.capitalize()} in the end{', %' * (score == 'accuracy')}"
-    return f"{what}: {', '.join(known)}." if known else f"{what}: not known."
+    known = [name for name in told if ends.get(name, "-") != "-"]
+    when = "so far" if set(told) & _going(results) else "in the end"
+    what = f"{score.capitalize()} {when}{', %' * (score == 'accuracy')}"
+    return f"{what}: {', '.join(f'{title(name)} {ends[name]}' for name in known) or 'not known'}."
 
 
 def leading(results: Results) -> str:
@@ -74,12 +80,27 @@ def notes(results: Results, runs: Runs) -> list[str]:
                 if score in run["history"][-1] and run["history"][-1][score] is None]  # fmt: skip
         if lost:
             said.append(f"No {score} that is a number in the end: {_listed(lost)}. The table then has none.")
+        some = [f"{count} of {method} seed {seed}" for method, seeds in runs.items() for seed, run in seeds.items()
+                if (count := _without(run, score))]  # fmt: skip
+        if some:
+            said.append(f"No {score} that is a number at {_listed(some)}. Curves have gaps there.")
     once = [method for method, seeds in runs.items() if all(len(run["history"]) < 2 for run in seeds.values())]
     if once:
         said.append(f"Evaluated only once, so a point instead of a curve: {_listed(once)}.")
     if "local" not in runs:
         said.append("Local was not run here, so nobody can be compared with training alone.")
     return said
+
+
+def _without(run: dict[str, Any], score: str) -> str:
+    """At how many evaluations of a run that has a score it is no number."""
+    lost = sum(line.get(score, 0) is None for line in run["history"])
+    return f"{lost} of {len(run['history'])} evaluations" if lost else ""
+
+
+def _going(results: Results) -> set[str]:
+    """Methods of which no seed is finished."""
+    return set(results.get("going", ()))
 
 
 def _seeds(method: str, results: Results) -> str:

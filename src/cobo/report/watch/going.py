@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cobo.report.summary import Runs, ordered
+from cobo.report.summary import Runs, called, ordered, places
 from cobo.training.events import Event
 from cobo.training.records import listed, read_metrics, unpack_weights
 
@@ -25,8 +25,8 @@ class Going(NamedTuple):
 
 def read_going(folder: Path) -> list[Going]:
     """The runs in a folder that have begun: METHOD/seed-K, or the folder's own."""
-    places = sorted(folder.glob("*/seed-*/events.jsonl")) or list(folder.glob("events.jsonl"))
-    found = [_read(path.parent) for path in places if not (path.parent / "result.json").exists()]
+    begun = places(folder, "events.jsonl")
+    found = [_read(folder, place) for place in begun if not (place / "result.json").exists()]
     return [going for going in found if going is not None]
 
 
@@ -38,7 +38,7 @@ def as_runs(found: list[Going]) -> Runs:
     return ordered(runs)
 
 
-def _read(place: Path) -> Going | None:
+def _read(folder: Path, place: Path) -> Going | None:
     events = _events(place / "events.jsonl")
     started = next((event for event in reversed(events) if event["event"] == "started"), None)
     if started is None:
@@ -49,7 +49,7 @@ def _read(place: Path) -> Going | None:
     state = OVER.get(events[-1]["event"], "going on")
     heard = max(path.stat().st_mtime for path in (place / "events.jsonl", metrics) if path.exists())
     return Going(
-        run["method"]["name"], run["training"]["seed"], state, lines[-1]["round"] if lines else started["round"],
+        *called(folder, place, run), state, lines[-1]["round"] if lines else started["round"],
         started["rounds"], heard, _run(place, run, lines, events) if lines else None,
     )  # fmt: skip
 
@@ -65,6 +65,7 @@ def _run(place: Path, facts: dict[str, Any], lines: list[dict[str, Any]], events
     return {
         **facts,
         "folder": place,
+        "going": True,
         "history": [listed(line, names) for line in lines],
         "weights": snapshots[-1].tolist() if snapshots else None,
         "present": [name for name in names if name in lines[-1]["clients"]],

@@ -15,7 +15,6 @@ from cobo.report.watch.going import Going, as_runs, read_going
 FILES = ("events.jsonl", "metrics.jsonl", "weights.safetensors", "result.json")
 PAUSE = 1.0  # seconds between two readings, at least
 SHARE = 20  # and so many times what a reading takes of one core: 5 % of it, however large the runs
-LONGEST = 60.0
 
 
 class Now:
@@ -36,17 +35,26 @@ class Now:
 
     def _look(self) -> None:
         begun = time.thread_time()
-        seen = self._fingerprint()
-        if seen != self._seen:
-            try:
-                self._data = {**self._read(), "version": seen}
+        try:
+            seen = self._fingerprint()
+            if seen != self._seen:
+                self._data = {**self._try(), "version": seen}
                 self._seen = seen
-            except FileNotFoundError:  # replaced or moved away just now: the next look finds what came in its place
-                self._data = self._data or {**self._empty([], ""), "version": ""}
-            except (CoboError, OSError, ValueError) as error:
-                self._data = {**self._empty([], str(error)), "version": seen}
-                self._seen = seen
-        self._next = time.monotonic() + min(max(PAUSE, SHARE * (time.thread_time() - begun)), LONGEST)
+        except FileNotFoundError:  # replaced or moved away just now: the next look finds what came in its place
+            self._data = self._data or {**self._empty([], ""), "version": ""}
+        finally:
+            self._next = time.monotonic() + max(PAUSE, SHARE * (time.thread_time() - begun))
+
+    def _try(self) -> dict[str, Any]:
+        """What there is to see, or what keeps us from it: files from elsewhere may be wrong in any way."""
+        try:
+            return self._read()
+        except FileNotFoundError:
+            raise
+        except CoboError as error:
+            return self._empty([], str(error))
+        except Exception as error:
+            return self._empty([], f"{type(error).__name__}: {error}")
 
     def _fingerprint(self) -> str:
         paths = [self._folder / "experiment.toml"]
@@ -71,11 +79,6 @@ class Now:
             return self._empty(going, "")
         results = self._summarise(counted)
         data = build.gathered(self._folder, results, counted, begun)
-        if data["leading"] not in finished:
-            data["finding"] = f"So far: {data['finding']}"
-            data["scores"] = data["scores"].replace(" in the end", " so far")
-        for row, method in zip(data["table"]["rows"], counted, strict=True):
-            row["going"] = method not in finished
         return {**data, "live": _live(going, sum(len(seeds) for seeds in finished.values()))}
 
     def _empty(self, going: list[Going], problem: str) -> dict[str, Any]:

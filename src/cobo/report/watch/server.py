@@ -3,9 +3,11 @@
 import ipaddress
 import json
 import os
+import re
 import secrets
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,7 +18,7 @@ from cobo.errors import ConfigError
 from cobo.report.page import build
 from cobo.report.watch.now import Now
 
-SHORTEST = 16  # characters of a token
+TOKEN = re.compile(r"[A-Za-z0-9_-]{16,}")  # what an address and a cookie hold as it is
 HEADERS = {
     "Content-Security-Policy": "frame-ancestors 'none'",  # the rest is in the page
     "Cache-Control": "no-store",
@@ -36,8 +38,11 @@ class Server(ThreadingHTTPServer):
         self.now = now
         self.loopback = is_loopback(host)
         self.token = token if token or self.loopback else secrets.token_urlsafe(24)
-        if self.token is not None and len(self.token) < SHORTEST:
-            raise ConfigError(f"--token should have at least {SHORTEST} characters; leave it out to have one made")
+        if self.token is not None and not TOKEN.fullmatch(self.token):
+            raise ConfigError(
+                "--token should have at least 16 characters, all of them letters (a to z), digits, - or _; "
+                "leave it out to have one made"
+            )
         try:
             (self.address_family, *_, address), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
             super().__init__(address[:2], _Handler)  # type: ignore[arg-type]
@@ -57,7 +62,9 @@ class Server(ThreadingHTTPServer):
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that has gone away is no news."""
+        """A browser that has gone away is no news; anything else is."""
+        if not isinstance(sys.exception(), (ConnectionError, TimeoutError)):
+            super().handle_error(request, client_address)
 
 
 def is_loopback(host: str) -> bool:
