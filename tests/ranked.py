@@ -3,6 +3,7 @@
 Each case shows something that could go wrong when rows are spread: see its name.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 import cobo
+from cobo.engines import join
 from cobo.methods import IFCA, CoBo, Ditto, FedAvg, FederatedClustering, FineTunedFedAvg, Local, Oracle
 from cobo.models import mlp
 
@@ -73,3 +75,5 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     for case in sys.argv[3:] or CASES:
         run(case, Path(sys.argv[1]), rounds=int(sys.argv[2]))
+    join().leave()
+    os._exit(0)  # as the command line does: threads of torch's can bring a process down when Python ends
