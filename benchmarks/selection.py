@@ -34,8 +34,8 @@ MOST = 60  # pairs of each kind
 REPEATS = 8
 
 PARTS = ("ask", "rate", "switch", "turns", "gamma", "slack", "ramp")
-# With 8 clients and 3,000 rounds, time_rate = 187.5 goes on without a jump at half of the rounds, as the default does.
-DEFAULTS = [*(f"cobo.{name}={CoBo.model_fields[name].default}" for name in PARTS), "cobo.time_rate=187.5"]
+# With 8 clients and 4,000 rounds, time_rate = 250 goes on without a jump at half of the rounds, as the default does.
+DEFAULTS = [*(f"cobo.{name}={CoBo.model_fields[name].default}" for name in PARTS), "cobo.time_rate=250"]
 
 # What `rate` and `time_rate` have to be for the same number of gradients without `ask`.
 VARIANTS: dict[str, dict[str, list[str]]] = {
@@ -44,7 +44,7 @@ VARIANTS: dict[str, dict[str, list[str]]] = {
         "one batch a question, eight times as many questions": ["cobo.ask=1", "cobo.rate=0.8", "cobo.time_rate=3.2"],
         "turns drawn one by one": ["cobo.turns=random"],
         "weights move slowly (gamma 0.05, the default)": ["cobo.gamma=0.05"],
-        "no burst: the same gradients, evenly over all rounds": ["cobo.sampling=constant", "cobo.rate=0.0156"],
+        "no burst: the same gradients, evenly over all rounds": ["cobo.sampling=constant", "cobo.rate=0.0113"],
         "the pull is there at once": ["cobo.ramp=0.0"],
         "little is remembered (slack 1, the default)": ["cobo.slack=1.0"],
         "CoBo's defaults, with this learning rate and rho": DEFAULTS,
