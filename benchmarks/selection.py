@@ -46,6 +46,7 @@ VARIANTS: dict[str, dict[str, list[str]]] = {
         "weights move slowly (gamma 0.05, the default)": ["cobo.gamma=0.05"],
         "no burst: the same gradients, evenly over all rounds": ["cobo.sampling=constant", "cobo.rate=0.0169"],
         "the pull is there at once": ["cobo.ramp=0.0"],
+        "less is remembered (slack 4)": ["cobo.slack=4.0"],
         "little is remembered (slack 1, the default)": ["cobo.slack=1.0"],
         "CoBo's defaults, with this learning rate and rho": DEFAULTS,
     },
