@@ -73,14 +73,23 @@ def gathered(folder: Path, results: Results, runs: Runs, beside: Runs | None = N
 
 def command(results: Results, runs: Runs, *, own: bool) -> str:
     """What gives these runs again."""
+    apart = [run for seeds in runs.values() for run in seeds.values() if run["training"].get("engine") == "flower"]
+    if own and apart:
+        return "flwr run in your own Flower project, with the settings below as its run-config"
     if own:
         return "cobo.fit(...) with the settings below, on your own clients and model"
     seeds = results["seeds"]
     complete = all(m["seeds"] == seeds for m in results["methods"].values())
-    if complete and seeds == list(range(len(seeds))) and len(runs) * len(seeds) > 1:
+    if complete and not apart and seeds == list(range(len(seeds))) and len(runs) * len(seeds) > 1:
         return f"cobo compare experiment.toml --methods {','.join(runs)} --seeds {len(seeds)} --out again"
-    each = ((method, seed) for method, found in runs.items() for seed in found)
-    return "\n".join(f"cobo run experiment.toml --method {method} --seed {seed} --out again" for method, seed in each)
+    return "\n".join(_again(method, seed, run) for method, found in runs.items() for seed, run in found.items())
+
+
+def _again(method: str, seed: int, run: dict[str, Any]) -> str:
+    chosen = f"experiment.toml --method {method} --seed {seed}"
+    if run["training"].get("engine") == "flower":
+        return f"cobo flower simulate {chosen} --local-steps {run['training']['local_steps']} --out again"
+    return f"cobo run {chosen} --out again"
 
 
 def _table(results: Results) -> dict[str, Any]:
