@@ -5,6 +5,7 @@ import io
 import json
 import os
 import random
+import shutil
 import signal
 import time
 import tomllib
@@ -29,7 +30,7 @@ from cobo.experiments.runner import run as run_one
 from cobo.methods import METHODS
 from cobo.report import comparison, figures, milestones, summary, table
 from cobo.report.board import Board
-from cobo.report.page import words
+from cobo.report.page import build, words
 from cobo.report.summary import read_runs
 from cobo.training.lock import only_one
 from cobo.training.records import pack_weights
@@ -235,6 +236,42 @@ def test_the_best_of_those_not_told_is_bold():
     methods = {"local": made(50), "my_own": made(60), "fc": made(70, "sizes"), "oracle": made(80, "all")}
     results = {"experiment": "x", "rounds": 3, "seeds": [0, 1], "unfinished": [], "methods": methods}
     assert r"my\_own & \textbf{60.0 $\pm$ 0.5} &" in table.latex(results)
+
+
+@pytest.fixture
+def renamed(compared, tmp_path):
+    """Runs in folders that are not called as their methods are."""
+    for method, name in (("local", "local"), ("cobo", "cobo-a"), ("cobo", "cobo-b"), ("oracle", "oracle-b")):
+        shutil.copytree(compared[0] / method, tmp_path / name)
+    return tmp_path
+
+
+def test_a_folder_of_another_name_is_told_what_its_method_is_told(renamed):
+    results = results_of(renamed)
+    told = {name: m["told"] for name, m in results["methods"].items()}
+    assert told == {"local": METHODS["local"].told, "cobo-a": "", "cobo-b": "", "oracle-b": "the groups"}
+    results["methods"]["oracle-b"]["accuracy"]["mean"] = 100.0
+    assert table.best(results) != "oracle-b"
+
+
+def test_the_command_names_methods_and_not_folders(renamed):
+    command = build.command(results_of(renamed), read_runs(renamed), own=False)
+    assert command == "cobo compare experiment.toml --methods local,cobo,oracle --seeds 2 --out again"
+    shutil.rmtree(renamed / "local" / "seed-1")
+    shutil.rmtree(renamed / "cobo-b")
+    command = build.command(results_of(renamed), read_runs(renamed), own=False)
+    assert command.splitlines()[1] == "cobo run experiment.toml --method cobo --seed 0 --out again"
+
+
+def test_a_folder_of_another_name_has_a_colour_of_its_own_and_its_w(renamed):
+    made = comparison.drawn(renamed, results_of(renamed))
+    lines = [line for line in made["accuracy"].axes[0].lines if not line.get_label().startswith(("_", "target"))]
+    assert len(lines) == 4
+    assert len({line.get_color() for line in lines}) == 4
+    labels = [ax.get_ylabel() for ax in made["weights"].axes if ax.images]
+    assert [label for label in labels if label] == ["cobo-a", "cobo-b"]
+    everyone = comparison.looks([*METHODS, "cobo-a", "cobo-b"])
+    assert len({(look["color"], look["linestyle"]) for look in everyone.values()}) == len(METHODS) + 2
 
 
 def test_names_of_folders_are_no_markup(tmp_path):

@@ -155,10 +155,16 @@ def _method(
         "weights_error": _mean([graph.weights_error(*_graph(r)) for r in graphs]),
         "groups_score": _mean([_groups_score(r) for r in graphs]),
         "graph_settled": {"round": _mean(settled)} if graphs else None,
-        "told": METHODS[method].told if method in METHODS else None,
+        "told": _told(mine),
         "settings": _settings(next(iter(mine.values()))),
         "seeds": list(mine),
     }
+
+
+def _told(mine: dict[int, dict[str, Any]]) -> str | None:
+    """What a method is told, by its own name: that of its folder may be any."""
+    name = next(iter(mine.values()))["method"]["name"]
+    return METHODS[name].told if name in METHODS else None
 
 
 def _settings(run: dict[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from cobo.report.summary import Results, Runs, read_runs
 from cobo.training.checkpoint import write_atomic
 
 MOST_POINTS = 400  # of a curve
+STYLES = {"-": "solid", "--": "dashed", ":": "dotted"}
 AXES = {"round": "rounds", "gradients": "gradients computed", "seconds": "seconds", "time": "simulated time"}
 
 
@@ -57,7 +58,7 @@ def gathered(folder: Path, results: Results, runs: Runs, beside: Runs | None = N
         "notes": words.notes(results, runs),
         "table": _table(results),
         "leading": words.leading(results),
-        "looks": {method: _look(method) for method in everything},
+        "looks": {method: _look(look) for method, look in comparison.looks(everything).items()},
         "axes": AXES,
         "curves": _curves(runs),
         "near": {score: _near(runs, score) for score in ("accuracy", "perplexity")},
@@ -81,12 +82,13 @@ def command(results: Results, runs: Runs, *, own: bool) -> str:
     seeds = results["seeds"]
     complete = all(m["seeds"] == seeds for m in results["methods"].values())
     if complete and not apart and seeds == list(range(len(seeds))) and len(runs) * len(seeds) > 1:
-        return f"cobo compare experiment.toml --methods {','.join(runs)} --seeds {len(seeds)} --out again"
-    return "\n".join(_again(method, seed, run) for method, found in runs.items() for seed, run in found.items())
+        methods = dict.fromkeys(run["method"]["name"] for found in runs.values() for run in found.values())
+        return f"cobo compare experiment.toml --methods {','.join(methods)} --seeds {len(seeds)} --out again"
+    return "\n".join(dict.fromkeys(_again(seed, run) for found in runs.values() for seed, run in found.items()))
 
 
-def _again(method: str, seed: int, run: dict[str, Any]) -> str:
-    chosen = f"experiment.toml --method {method} --seed {seed}"
+def _again(seed: int, run: dict[str, Any]) -> str:
+    chosen = f"experiment.toml --method {run['method']['name']} --seed {seed}"
     if run["training"].get("engine") == "flower":
         return f"cobo flower simulate {chosen} --local-steps {run['training']['local_steps']} --out again"
     return f"cobo run {chosen} --out again"
@@ -105,9 +107,8 @@ def _table(results: Results) -> dict[str, Any]:
     return {"heads": heads, "rows": rows, "notes": table.notes(results), "said": said}
 
 
-def _look(method: str) -> dict[str, Any]:
-    look = comparison.method_look(method)
-    return {"colour": look["color"], "dashed": look["linestyle"] == "--", "width": look["linewidth"]}
+def _look(look: dict[str, Any]) -> dict[str, Any]:
+    return {"colour": look["color"], "style": STYLES[look["linestyle"]], "width": look["linewidth"]}
 
 
 def _curves(runs: Runs) -> dict[str, dict[str, Any]]:

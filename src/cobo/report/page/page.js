@@ -488,7 +488,7 @@ function extent(values) {
   return [low, high];
 }
 
-// Lines {name, colour, dashed or dash, width, x, y, std} in a box of their own; gaps where a value is null.
+// Lines {name, colour, style or dash, width, x, y, std} in a box of their own; gaps where a value is null.
 function chart(host, lines, { xlabel, ylabel, range = null, height = 270, most = 5, hint = "Point at the lines to read them." }) {
   const width = Math.max(220, host.clientWidth), left = 52, bottom = 40, top = 10, right = 22;
   const xs = lines.flatMap((line) => line.x), ys = lines.flatMap((line) => line.y.filter((v) => v !== null));
@@ -532,7 +532,7 @@ function stroke(line, sx, sy) {
   }
   const dot = (k) => (shown[k - 1] || shown[k + 1] ? "" : "h0"); // seen also between two gaps
   const d = shown.map((point, k) => point && `${shown[k - 1] ? "L" : "M"}${point[0].toFixed(1)},${point[1].toFixed(1)}${dot(k)}`).filter(Boolean).join("");
-  return svg("path", { d, fill: "none", stroke: ink(line.colour), "stroke-width": line.width, "stroke-linejoin": "round", "stroke-linecap": "round", "stroke-dasharray": line.dash ?? (line.dashed ? "6 4" : "none") });
+  return svg("path", { d, fill: "none", stroke: ink(line.colour), "stroke-width": line.width, "stroke-linejoin": "round", "stroke-linecap": "round", "stroke-dasharray": line.dash ?? { solid: "none", dashed: "6 4", dotted: "1 5" }[line.style] });
 }
 
 // The values at the place of the pointer, in words under the chart.
@@ -593,7 +593,7 @@ function prepareCurves() {
 function legend(methods) {
   byId("legend").querySelectorAll("label").forEach((label) => label.remove());
   for (const method of methods) {
-    const box = make("input", { type: "checkbox" }), swatch = make("span", { class: `swatch${data.looks[method].dashed ? " dashed" : ""}` });
+    const box = make("input", { type: "checkbox" }), swatch = make("span", { class: `swatch ${data.looks[method].style}` });
     box.checked = !state.hidden.has(method);
     swatch.style.borderColor = data.looks[method].colour === "black" ? "currentColor" : data.looks[method].colour;
     box.addEventListener("change", () => {
