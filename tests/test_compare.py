@@ -126,6 +126,7 @@ def made_up(folder: Path, method: str, seed: int, accuracies: list[float | None]
     line = {"round": 9, "seconds": 1.0, "gradients": 5, "comparisons": 0, "bytes": 0, "accuracy": mean, "loss": 0.5}
     line |= {"client_accuracy": accuracies, "client_loss": [0.5] * len(accuracies)}
     facts = {"training": {"rounds": 9}, "method": {"name": method}, "weights": None, "true_groups": []}
+    facts["names"] = [f"client {k}" for k in range(len(accuracies))]
     (where / "result.json").write_text(json.dumps({**facts, "history": [line]}))
 
 
@@ -155,6 +156,26 @@ def test_what_diverged_does_not_flatter(tmp_path):
     ditto = results_of(tmp_path)["methods"]["ditto"]
     assert ditto["accuracy"] is None  # not the mean of the seed that went well
     assert ditto["improved"]["mean"] == pytest.approx(100 * (2 / 3 + 1 / 3) / 2)
+
+
+def test_clients_are_compared_with_themselves_alone_whatever_their_order(tmp_path):
+    alone, together = {"a": 50.0, "b": 60.0, "c": 70.0, "d": 80.0}, {"a": 55.0, "b": 65.0, "c": 75.0, "d": 75.0}
+
+    def made(method, accuracies):
+        made_up(tmp_path, method, 0, list(accuracies.values()))
+        path = tmp_path / method / "seed-0" / "result.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "names": list(accuracies)}))
+
+    made("cobo", together)
+    made("local", dict(reversed(alone.items())))
+    assert results_of(tmp_path)["methods"]["cobo"]["improved"]["mean"] == 75
+    shutil.rmtree(tmp_path / "local")
+    made("local", {name: alone[name] for name in "dba"})
+    results = results_of(tmp_path)
+    assert results["methods"]["cobo"]["improved"]["mean"] == pytest.approx(100 * 2 / 3)
+    assert words.notes(results, read_runs(tmp_path))[-1] == (
+        "In one of the run and Local with the same seed only, so not compared: c (cobo seed 0)."
+    )
 
 
 def test_rows_with_fewer_seeds_and_unfinished_runs_are_marked(tmp_path):
@@ -302,7 +323,7 @@ def recorded(folder: Path, method: str, seed: int, accuracies: dict[int, float],
     counts = {"seconds": 1.0, "comparisons": 0, "bytes": 0, "loss": 0.5}
     counts |= {"client_accuracy": [], "client_loss": []}
     lines = [{"round": r, "gradients": 10 * r, "accuracy": a, **counts} for r, a in accuracies.items()]
-    common = {"training": {"rounds": 9}, "method": {"name": method}, "weights": None, "true_groups": []}
+    common = {"training": {"rounds": 9}, "method": {"name": method}, "weights": None, "true_groups": [], "names": []}
     (where / "result.json").write_text(json.dumps({**common, **facts, "history": lines}))
 
 

@@ -198,14 +198,20 @@ def _improved(run: dict[str, Any], local: dict[str, Any] | None) -> float | None
     """The share of clients (percent) that are better than the same client alone, with the same seed.
 
     By accuracy; without one by loss, of which perplexity is the exponential. A client whose model has no finite score
-    is not better.
+    is not better; one that only one of the two runs has does not count.
     """
     if local is None:
         return None
-    name, sign = ("client_accuracy", 1) if _accuracy(local) is not None else ("client_loss", -1)
-    pairs = zip(run["history"][-1][name], local["history"][-1][name], strict=True)
-    better = [a is not None and sign * (a - b) > 0 for a, b in pairs if b is not None]
+    score, sign = ("accuracy", 1) if _accuracy(local) is not None else ("loss", -1)
+    mine, alone = ends(run, score), ends(local, score)
+    pairs = [(mine[name], alone[name]) for name in mine if alone.get(name) is not None]
+    better = [a is not None and sign * (a - b) > 0 for a, b in pairs]
     return 100 * fmean(better) if better else None
+
+
+def ends(run: dict[str, Any], score: str) -> dict[str, Any]:
+    """The score with which each client ends, by its name."""
+    return dict(zip(run["names"], run["history"][-1].get(f"client_{score}", []), strict=False))
 
 
 def _recovery(runs: Runs, method: str) -> list[float | None]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from cobo.report import comparison, domain_weights, figures, table
 from cobo.report.page import graphs, words
-from cobo.report.summary import Results, Runs, read_runs
+from cobo.report.summary import Results, Runs, ends, read_runs
 from cobo.training.checkpoint import write_atomic
 
 MOST_POINTS = 400  # of a curve
@@ -184,8 +184,8 @@ def _run(runs: Runs, method: str, seed: int, results: Results, share: int) -> di
 
 def _ends(run: dict[str, Any], score: str, names: list[str]) -> list[float | None]:
     """The score with which each client ends; None where there is none that is a number."""
-    ends = dict(zip(run["names"], run["history"][-1].get(f"client_{score}", []), strict=False))
-    return [_short(ends.get(name)) for name in names]
+    found = ends(run, score)
+    return [_short(found.get(name)) for name in names]
 
 
 def _domains(seeds: list[dict[str, Any]]) -> dict[str, Any] | None:

@@ -89,7 +89,16 @@ def notes(results: Results, runs: Runs) -> list[str]:
         said.append(f"Evaluated only once, so a point instead of a curve: {_listed(once)}.")
     if "local" not in runs:
         said.append("Local was not run here, so nobody can be compared with training alone.")
+    apart = [f"{who} ({method} seed {seed})" for method, seeds in runs.items() for seed, run in seeds.items()
+             if (who := _in_one_only(run, runs.get("local", {}).get(seed)))]  # fmt: skip
+    if apart:
+        said.append(f"In one of the run and Local with the same seed only, so not compared: {_listed(apart)}.")
     return said
+
+
+def _in_one_only(run: dict[str, Any], local: dict[str, Any] | None) -> str:
+    """The clients that only one of a run and Local has."""
+    return "" if local is None else _listed(sorted({*run["names"]} ^ {*local["names"]}))
 
 
 def _without(run: dict[str, Any], score: str) -> str:
