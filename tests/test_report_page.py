@@ -410,8 +410,11 @@ def test_a_run_with_nan_says_so(tmp_path, show):
     for method in (cobo.CoBo(), cobo.Local()):
         fitted(tmp_path / method.name / "seed-0", clients, method=method)
     found = show(built(tmp_path))
-    assert "No loss that is a number in the end: local seed 0, cobo seed 0." in found.locator("#notes").inner_text()
-    assert found.locator("#curves figcaption").all_inner_texts() == ["accuracy, %"]
+    for score in ("accuracy", "loss"):
+        said = f"No {score} that is a number in the end: local seed 0, cobo seed 0."
+        assert said in found.locator("#notes").inner_text()
+    assert found.locator("#curves figcaption").count() == 0
+    assert rows(found, "#clients")[1][-4:-1] == ["-", "-", "-"]  # b
 
 
 def test_a_diverged_run_says_so(copied, show):
