@@ -546,6 +546,51 @@ def test_ten_groups_of_eight_look_different_and_are_named(tmp_path, show):
     assert len(set(found.evaluate(marks))) == 64
 
 
+LABELS = """() => { // what is written into the pictures of W and of the graph: words, and the boxes of their letters
+  const found = { weights: [], net: [] }, own = CanvasRenderingContext2D.prototype, write = own.fillText;
+  own.fillText = function (text, x, y) {
+    const m = this.measureText(text), t = this.getTransform(), ratio = window.devicePixelRatio;
+    const across = [x - m.actualBoundingBoxLeft, x + m.actualBoundingBoxRight];
+    const down = [y - m.actualBoundingBoxAscent, y + m.actualBoundingBoxDescent];
+    const corners = across.flatMap((a) => down.map((b) => t.transformPoint(new DOMPoint(a, b))));
+    const [xs, ys] = ["x", "y"].map((side) => corners.map((corner) => corner[side] / ratio));
+    found[this.canvas.id]?.push([text, Math.min(...xs), Math.min(...ys), Math.max(...xs), Math.max(...ys)]);
+    write.call(this, text, x, y);
+  };
+  drawGraph();
+  own.fillText = write;
+  return found;
+}"""
+
+
+@pytest.mark.parametrize(("clients", "groups"), [(24, 2), (40, 4), (1000, 20)])
+def test_names_in_pictures_are_not_over_each_other_nor_cut(tmp_path, show, clients, groups):
+    named = [blobs(f"hospital-north-{k:02}", seed=k, samples=2, group=k % groups) for k in range(clients)]
+    fitted(tmp_path, named, method=cobo.Oracle(), rounds=1)
+    built(tmp_path)
+    for width in (1280, 390):
+        found = show(tmp_path / "report.html", width)
+        written = found.evaluate(LABELS)
+        assert len(written["weights"]) > 2 * groups - 1
+        assert bool(written["net"]) == (clients != 40)  # of so many the graph names nobody
+        for picture, labels in written.items():
+            box = found.locator(f"#{picture}").bounding_box()
+            for text, left, top, right, bottom in labels:
+                assert left >= -1, (text, width)
+                assert top >= -1, (text, width)
+                assert right <= box["width"] + 1, (text, width)
+                assert bottom <= box["height"] + 1, (text, width)
+            for k, (one, left, top, right, bottom) in enumerate(labels):
+                for other, a, b, c, d in labels[:k]:
+                    assert not (left < c and a < right and top < d and b < bottom), (picture, width, one, other)
+
+
+def test_names_that_differ_at_their_end_can_be_told_apart(tmp_path, show):
+    fitted(tmp_path, [blobs(f"hospital-north-{k:02}", seed=k) for k in range(4)])
+    labels = show(built(tmp_path)).evaluate(LABELS)["weights"]
+    assert {text for text, *_ in labels} == {f"hospita…orth-{k:02}" for k in range(4)}
+
+
 # Size
 
 

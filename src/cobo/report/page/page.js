@@ -3,7 +3,7 @@
 
 let data = JSON.parse(document.getElementById("data").textContent);
 const byId = (id) => document.getElementById(id);
-const NOBODY = 255, MOST_NAMES = 40, MOST_LABELS = 24, FRAME = 60;
+const NOBODY = 255, MOST_LABELS = 24, FRAME = 60;
 const BLUES = ["f7fbff", "deebf7", "c6dbef", "9ecae1", "6baed6", "4292c6", "2171b5", "08519c", "08306b"];
 const NIGHT = ["0f1a26", "0d2f57", "08519c", "2171b5", "4292c6", "6baed6", "9ecae1", "c6dbef", "deebf7"];
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
@@ -29,9 +29,13 @@ const colour = (name) => getComputedStyle(document.documentElement).getPropertyV
 const ink = (wanted) => (wanted === "black" ? colour("--ink") : wanted); // black lines are white in the dark
 const again = (g) => Math.max(0, Math.floor(g / data.colours.length)); // how often all colours were used before
 const groupColour = (g) => (g < 0 ? colour("--nobody") : ink(data.colours[g % data.colours.length]));
-const short = (text, most) => ([...text].length > most ? [...text].slice(0, most - 1).join("") + "…" : text);
 const count = (n, what) => `${n.toLocaleString("en")} ${what}${n === 1 ? "" : "s"}`;
 
+// Cut in the middle: names often differ in their last letters only.
+function short(text, most) {
+  const letters = [...text], half = Math.floor((most - 1) / 2);
+  return letters.length > most ? [...letters.slice(0, most - 1 - half), "…", ...letters.slice(-half)].join("") : text;
+}
 function brief(value) {
   if (value === null || value === undefined) return "-";
   const size = Math.abs(value);
@@ -173,24 +177,27 @@ function dot(g) {
   return node;
 }
 
-// What stands along the axes, [words, the row that they are at]: who each row is or, of very many, which group.
-function axisWords({ labels, groups, grouped }) {
-  if (labels.length <= MOST_NAMES) return labels.map((label, k) => [short(label, 15), k + 0.5]);
+// What stands along the axes, [words, the row that they are at]: who each row is or, where letters have no room for
+// that in any size, which group.
+function axes(canvas, { labels, groups, grouped }) {
+  const pen = canvas.getContext("2d"), width = canvas.parentElement.clientWidth;
+  const laid = (words, size) => {
+    pen.font = `${size}px system-ui, sans-serif`;
+    const widest = Math.min(120, Math.ceil(Math.max(...words.map(([text]) => pen.measureText(text).width))) + 8);
+    const edge = widest + 8, plot = Math.min(width - edge, 460);
+    return { words, size, width, widest, edge, plot, cell: plot / labels.length };
+  };
+  const all = labels.map((label, k) => [short(label, 15), k + 0.5]);
+  const room = [12, 11, 10, 9, 8].map((size) => laid(all, size)).find(({ cell, size }) => cell >= size);
+  if (room || grouped) return { ...(room ?? laid(all, 8)), named: true };
   const first = groups.flatMap((g, k) => (k && groups[k - 1] === g ? [] : [k]));
-  return first.map((k, i) => {
-    const words = grouped ? short(labels[k], 15) : groups[k] < 0 ? "have left" : `group ${groups[k] + 1}`;
-    return [words, (k + (first[i + 1] ?? labels.length)) / 2];
-  });
+  const words = first.map((k, i) => [groups[k] < 0 ? "have left" : `group ${groups[k] + 1}`, (k + (first[i + 1] ?? labels.length)) / 2]);
+  return { ...laid(words, 12), named: false };
 }
 
 function heatMap(canvas, graph, cells) {
-  const n = graph.labels.length, width = canvas.parentElement.clientWidth, words = axisWords(graph);
-  let pen = canvas.getContext("2d");
-  const size = Math.min(12, Math.max(8, (width - 100) / words.length - 1));
-  pen.font = `${size}px system-ui, sans-serif`;
-  const widest = Math.min(120, Math.ceil(Math.max(...words.map(([text]) => pen.measureText(text).width))) + 8);
-  const edge = widest + 8, plot = Math.min(width - edge, 460), cell = plot / n;
-  pen = fitted(canvas, width, plot + edge);
+  const n = graph.labels.length, { words, size, width, widest, edge, plot, cell } = axes(canvas, graph);
+  const pen = fitted(canvas, width, plot + edge);
   pen.imageSmoothingEnabled = false;
   pen.drawImage(picture(n, cells), 0, 0, n, n, edge, 0, plot, plot);
   pen.strokeStyle = colour("--line");
@@ -218,17 +225,17 @@ function picture(n, cells) {
   return small;
 }
 
-// Groups that would be written over others are left out.
+// What would be written over others, or over the edge, is left out.
 function names(pen, words, size, widest, edge, plot, cell) {
   pen.font = `${size}px system-ui, sans-serif`;
   pen.fillStyle = colour("--ink");
   pen.textAlign = "right";
   pen.textBaseline = "middle";
-  const all = Math.round(plot / cell) <= MOST_NAMES;
-  let free = 0;
+  let free = -0.5;
   for (const [text, row] of words) {
-    if (!all && row * cell < free) continue;
-    free = row * cell + size;
+    const end = row * cell + size / 2;
+    if (end - size < free || end > plot + 0.5) continue;
+    free = end - 0.5;
     pen.fillText(text, widest - 5, row * cell);
     pen.save();
     pen.translate(edge + row * cell, plot + 12);
@@ -263,27 +270,28 @@ function net(canvas, graph, cells) {
   }
   pen.globalAlpha = 1;
   const largest = Math.max(...graph.sizes);
-  at.forEach(([x, y], k) => {
-    mark(pen, graph.groups[k], x, y, graph.grouped ? 4 + 14 * Math.sqrt(graph.sizes[k] / largest) : few ? 8 : 5);
-  });
-  if (few) netLabels(pen, graph, at, width, height);
+  const radii = graph.sizes.map((size) => (graph.grouped ? 4 + 14 * Math.sqrt(size / largest) : few ? 8 : 5));
+  at.forEach(([x, y], k) => mark(pen, graph.groups[k], x, y, radii[k]));
+  if (few) netLabels(pen, graph, at, radii, width, height);
 }
 
-// Below a node or above it, away from the others of its group if it can be, and where no other name is; else beside it.
-function netLabels(pen, graph, at, width, height) {
+// Below a node or above it, away from the others of its group if it can be, and where nothing else is; else beside it,
+// or nowhere.
+function netLabels(pen, graph, at, radii, width, height) {
   pen.font = "12px system-ui, sans-serif";
   pen.textBaseline = "middle";
   pen.textAlign = "center";
-  const taken = at.map(([x, y]) => [x - 9, y - 9, x + 9, y + 9]), far = graph.grouped ? 26 : 17;
+  const taken = at.map(([x, y], k) => [x - radii[k] - 1, y - radii[k] - 1, x + radii[k] + 1, y + radii[k] + 1]);
   at.forEach(([x, y], k) => {
-    const text = short(graph.labels[k], 15), half = pen.measureText(text).width / 2 + 2;
+    const text = short(graph.labels[k], 15), half = pen.measureText(text).width / 2 + 2, far = radii[k] + 9;
     const ys = at.filter((_, j) => graph.groups[j] === graph.groups[k]).map((place) => place[1]);
     const away = y < ys.reduce((a, b) => a + b) / ys.length - 1 ? -1 : 1;
     const inside = (place) => Math.min(Math.max(place, half), width - half);
     const places = [[inside(x), y + away * far], [inside(x), y - away * far], [x + half + far - 5, y], [x - half - far + 5, y]];
     const boxes = places.map(([px, py]) => [px - half, py - 8, px + half, py + 8]);
     const free = ([a, b, c, d]) => a >= 0 && b >= 0 && c <= width && d <= height && !taken.some(([p, q, r, t]) => a < r && p < c && b < t && q < d);
-    const best = Math.max(0, boxes.findIndex(free));
+    const best = boxes.findIndex(free);
+    if (best < 0) return;
     taken.push(boxes[best]);
     netLabel(pen, text, ...places[best]);
   });
@@ -355,7 +363,7 @@ function graphWords() {
   if (!graph && round < rounds) return `Of ${method} there is no W yet; methods that learn one show it from their first checkpoint on.`;
   if (!graph) return `${method} learns no weights between clients, so there is no W to show.`;
   const said = [];
-  if (!graph.grouped && graph.labels.length > MOST_NAMES) said.push("The axes name groups, as there is no room for all clients; point at a cell to read who it is of.");
+  if (!axes(byId("weights"), graph).named) said.push("The axes name groups, as there is no room for all clients; point at a cell to read who it is of.");
   if (graph.grouped) said.push(`${count(state.run.clients.length, "client")} are too many for a row each: rows are the groups found in the end, weights are means between their clients.`);
   if (graph.rounds.length < graph.recorded) said.push(`Thinned: ${graph.rounds.length} of ${graph.recorded} recorded rounds are shown, evenly.`);
   if (graph.rounds.length === 1) said.push(`W was recorded once only, at round ${graph.rounds[0]}.`);
@@ -641,6 +649,7 @@ function redraw() {
   drawGraph();
   drawCurves();
   drawDomains();
+  byId("graph-words").textContent = graphWords();
   byId("groups").replaceChildren(...groupsList());
 }
 
