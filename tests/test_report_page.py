@@ -340,6 +340,18 @@ def test_all_text_has_contrast_in_light_and_in_dark(compared, show, scheme):
     assert page_is_dark == (scheme == "dark")
 
 
+def test_a_tap_reads_a_cell_and_the_curves(compared, show):
+    found = show(compared / "report.html", 390, has_touch=True, is_mobile=True)
+    before = {place: found.locator(place).inner_text() for place in ("#pair", "#curves .readout >> nth=0")}
+    for picture, place in (("#weights", "#pair"), ("#curves svg >> nth=0", "#curves .readout >> nth=0")):
+        found.locator(picture).scroll_into_view_if_needed()
+        box = found.locator(picture).bounding_box()
+        found.touchscreen.tap(box["x"] + 0.6 * box["width"], box["y"] + 0.3 * box["height"])
+        assert found.locator(place).inner_text() != before[place]
+    assert " learns from " in found.locator("#pair").inner_text()
+    assert "cobo " in found.locator("#curves .readout").first.inner_text()
+
+
 def test_dark_comes_and_goes_while_the_page_is_open(compared, show):
     found = show(compared / "report.html")
     light = picture(found)

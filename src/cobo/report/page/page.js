@@ -46,6 +46,11 @@ function brief(value) {
 
 const measured = (value) => (value === null ? "-" : value.toFixed({ accuracy: 1, perplexity: 2, loss: 3 }[data.score]));
 
+// A finger that taps does not move.
+function pointed(node, read) {
+  for (const kind of ["pointerdown", "pointermove"]) node.addEventListener(kind, read);
+}
+
 // Tables
 
 function table(heads, rows, caption, words = new Set([0])) {
@@ -548,7 +553,7 @@ function readout(node, inside, lines, sx, [y1, y2], xlabel, hint) {
   const said = make("p", { class: "readout" }, hint);
   const rule = svg("line", { class: "rule", y1, y2, x1: -9, x2: -9 });
   inside.append(rule);
-  node.addEventListener("pointermove", (event) => {
+  pointed(node, (event) => {
     const wanted = event.clientX - node.getBoundingClientRect().left;
     const near = (line) => line.x.reduce((best, x, k) => (Math.abs(sx(x) - wanted) < Math.abs(sx(line.x[best]) - wanted) ? k : best), 0);
     const x = lines[0].x[near(lines[0])];
@@ -687,7 +692,7 @@ byId("slider").addEventListener("input", (event) => { state.chosen = true; pause
 byId("play").addEventListener("click", () => { state.chosen = true; play(); });
 byId("axis").addEventListener("change", () => { drawCurves(); fillCurves(); });
 byId("near").addEventListener("change", drawCurves);
-for (const id of ["weights", "truth"]) byId(id).addEventListener("pointermove", readPair);
+for (const id of ["weights", "truth"]) pointed(byId(id), readPair);
 fill();
 dark.addEventListener("change", redraw);
 let width = document.body.clientWidth;
