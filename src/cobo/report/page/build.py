@@ -147,18 +147,27 @@ def _near(runs: Runs, score: str) -> tuple[float, float] | None:
 
 
 def _runs(runs: Runs, results: Results) -> dict[str, Any]:
-    """What there is to see of each run; what an oracle knows once, however many runs order their clients alike."""
-    shares = graphs.shares(runs)
-    found = [_run(runs, m, seed, results, shares.get((m, seed), 0)) for m, seeds in runs.items() for seed in seeds]
+    """What there is to see of each run; once, what many have alike: who their clients are, what an oracle knows."""
+    kept = {(method, seed): _run(runs, method, seed, results) for method, seeds in runs.items() for seed in seeds}
+    found, people = list(kept.values()), list[dict[str, Any]]()
+    for run in found:
+        own = {"clients": run.pop("clients"), "truth": run.pop("truth")}
+        people += [] if own in people else [own]
+        run["people"] = people.index(own)
+    shares = graphs.shares(runs, taken=len(embedded({"runs": found, "people": people})))
+    for (method, seed), run in kept.items():
+        share = shares.get((method, seed), 0)
+        run["graph"] = graphs.shown(runs[method][seed], share) if share else None
+        run["left_out"] = run["found"] is not None and not share
     drawn = [run["graph"] for run in found if run["graph"] is not None and run["graph"]["truth"] is not None]
     truths = list(dict.fromkeys(graph["truth"] for graph in drawn))
     for graph in drawn:
         graph["truth"] = truths.index(graph["truth"])
-    return {"runs": found, "truths": truths}
+    return {"runs": found, "people": people, "truths": truths}
 
 
-def _run(runs: Runs, method: str, seed: int, results: Results, share: int) -> dict[str, Any]:
-    """W of a run, and how each client ends beside the same client alone, if both have come to their end."""
+def _run(runs: Runs, method: str, seed: int, results: Results) -> dict[str, Any]:
+    """A run but for W: how each client ends, beside the same client alone if both have come to their end."""
     run, alone = runs[method][seed], runs.get("local", {}).get(seed)
     if alone is not None and (method == "local" or run.get("going") or alone.get("going")):
         alone = None
@@ -177,8 +186,6 @@ def _run(runs: Runs, method: str, seed: int, results: Results, share: int) -> di
         "truth": None if None in truth else [str(group) for group in truth],
         "peers": None if grouping is None else graphs.peers(run),
         "found": None if grouping is None else grouping.groups,
-        "graph": graphs.shown(run, share) if share else None,
-        "left_out": grouping is not None and not share,
     }
 
 

@@ -377,10 +377,10 @@ function graphWords() {
 }
 
 function groupsList() {
-  const { graph, found } = state.run;
+  const { graph, found, clients } = state.run;
   if (!graph) return [];
   return found.slice(0, 60).map((members, g) => {
-    const who = graph.grouped ? "" : `: ${graph.members[g].join(", ")}`;
+    const who = graph.grouped ? "" : `: ${members.map((k) => clients[k]).join(", ")}`;
     return make("li", {}, dot(g), `group ${g + 1}, ${count(members.length, "client")}${who}`);
   }).concat(found.length > 60 ? [make("li", {}, `and ${found.length - 60} more`)] : []);
 }
@@ -663,6 +663,12 @@ const fillCurves = behind("curves-data", curvesTable);
 const fillDomains = behind("domains-data", domainsTable);
 behind("methods-said", () => make("dl", {}, ...Object.entries(data.table.said).flatMap(([head, said]) => [make("dt", {}, head), make("dd", {}, said)])));
 
+// Names are in the data once, for all runs of the same clients.
+function unpack(run) {
+  Object.assign(run, data.people[run.people]);
+  if (run.graph) run.graph.labels ??= [...run.found.flat(), ...run.away].map((k) => run.clients[k]);
+}
+
 // The page from its data; again, and keeping what the reader has chosen, when there are newer ones.
 function fill() {
   byId("about").textContent = data.about;
@@ -671,6 +677,7 @@ function fill() {
   byId("notes").replaceChildren(...data.notes.map((note) => make("li", {}, note)));
   byId("main").hidden = !data.runs.length;
   if (!data.runs.length) return;
+  data.runs.forEach(unpack);
   byId("command").textContent = data.command;
   byId("settings").textContent = data.settings;
   byId("environment").replaceChildren(table(["what", "which"], Object.entries(data.environment).map(([key, value]) => [key, String(value)]), "Environment"));
