@@ -248,6 +248,16 @@ def test_the_table_is_sorted_by_mouse_and_by_keyboard(compared, show):
     assert [row[0].split()[0] for row in rows(found, "#methods")] == sorted(METHODS)
 
 
+def test_clients_are_sorted_by_true_group_whether_it_is_a_word_or_a_number(tmp_path, show):
+    for kind, groups in (("words", ["south", "north", "south", "east"]), ("numbers", [10, 9, 10, 1])):
+        clients = [blobs(name, seed=k, group=group) for k, (name, group) in enumerate(zip("abcd", groups, strict=True))]
+        fitted(tmp_path / kind, clients, rounds=1)
+        found = show(built(tmp_path / kind))
+        column = found.locator("#clients thead th").all_inner_texts().index("true group")
+        found.locator("#clients th button", has_text="true group").click()
+        assert [row[column] for row in rows(found, "#clients")] == [str(group) for group in sorted(groups)]
+
+
 def picture(found, selector: str = "#weights") -> str:
     return found.locator(selector).evaluate("canvas => canvas.toDataURL()")
 

@@ -450,7 +450,7 @@ function clientsTable() {
   const group = [];
   found?.forEach((members, g) => members.forEach((k) => { group[k] = String(g + 1); }));
   if (found) heads.push("group found") && columns.push((k) => group[k] ?? "-");
-  if (truth) heads.push("true group") && columns.push((k) => truth[k]);
+  if (truth) words.add(heads.push("true group") - 1) && columns.push((k) => truth[k]);
   if (alone) heads.push("alone") && columns.push((k) => measured(alone[k]));
   heads.push(alone ? `with ${method}` : unit);
   columns.push((k) => measured(mine[k]));
