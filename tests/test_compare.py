@@ -368,6 +368,21 @@ def test_the_graph_is_settled_when_it_is_right_in_every_later_snapshot(tmp_path)
     assert results_of(tmp_path)["methods"]["cobo"]["graph_settled"] == {"round": None}
 
 
+@pytest.mark.parametrize(
+    ("last", "said"),
+    [
+        ([RIGHT, RIGHT], "CoBo found 2 groups, the true ones."),
+        ([RIGHT, WRONG, RIGHT], "CoBo found 1 to 2 groups, the true ones with 2 of 3 seeds."),
+        ([WRONG, WRONG], "CoBo found 1 group, not the true ones."),
+        ([WRONG], "CoBo found 1 group, not the true ones."),
+    ],
+)
+def test_the_finding_says_with_how_many_seeds_the_groups_are_the_true_ones(tmp_path, last, said):
+    for seed, W in enumerate(last):
+        with_graph(tmp_path, seed, [(0, WRONG), (10, W)])
+    assert words.finding(results_of(tmp_path), read_runs(tmp_path)) == said
+
+
 def test_who_is_not_there_does_not_make_a_graph_wrong(tmp_path):
     away = RIGHT.copy()
     away[1] = away[:, 1] = 0  # "s" joins after round 10

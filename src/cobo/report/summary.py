@@ -134,7 +134,7 @@ def _method(
     over = method in ended
     improved = [_improved(run, local.get(seed)) for seed, run in mine.items()] if over and method != "local" else []
     recovery = _recovery(ended, method) if over and method not in ("local", "oracle") else []
-    graphs = [r for r in mine.values() if r["weights"] is not None and None not in r["true_groups"] and _several(r)]
+    graphs = [run for run in mine.values() if has_truth(run)]
     settled = [groups_right_from(r, read_snapshots(r)) for r in graphs]
     return {
         "accuracy": _spread([_accuracy(run) for run in mine.values()]),
@@ -153,7 +153,7 @@ def _method(
         "time": _mean([line.get("time") for line in last.values()]),
         "time_to_target": _mean([until(run, score, target, "time") for run in mine.values()]),
         "weights_error": _mean([graph.weights_error(*_graph(r)) for r in graphs]),
-        "groups_score": _mean([_groups_score(r) for r in graphs]),
+        "groups_score": _mean([groups_score(r) for r in graphs]),
         "graph_settled": {"round": _mean(settled)} if graphs else None,
         "told": _told(mine),
         "settings": _settings(next(iter(mine.values()))),
@@ -178,7 +178,13 @@ def _accuracy(run: dict[str, Any]) -> float | None:
     return value
 
 
-def _groups_score(run: dict[str, Any]) -> float:
+def has_truth(run: dict[str, Any]) -> bool:
+    """Whether there is a W, and true groups to hold it against."""
+    return run["weights"] is not None and None not in run["true_groups"] and _several(run)
+
+
+def groups_score(run: dict[str, Any]) -> float:
+    """Of the groups found in the end; 1 if they are the true ones."""
     return graph.groups_score(*_graph(run), relative=on_simplex(run))
 
 
