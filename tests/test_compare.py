@@ -5,6 +5,7 @@ import io
 import json
 import os
 import random
+import shutil
 import signal
 import time
 import tomllib
@@ -29,7 +30,7 @@ from cobo.experiments.runner import run as run_one
 from cobo.methods import METHODS
 from cobo.report import comparison, figures, milestones, summary, table
 from cobo.report.board import Board
-from cobo.report.page import words
+from cobo.report.page import build, words
 from cobo.report.summary import read_runs
 from cobo.training.lock import only_one
 from cobo.training.records import pack_weights
@@ -125,6 +126,7 @@ def made_up(folder: Path, method: str, seed: int, accuracies: list[float | None]
     line = {"round": 9, "seconds": 1.0, "gradients": 5, "comparisons": 0, "bytes": 0, "accuracy": mean, "loss": 0.5}
     line |= {"client_accuracy": accuracies, "client_loss": [0.5] * len(accuracies)}
     facts = {"training": {"rounds": 9}, "method": {"name": method}, "weights": None, "true_groups": []}
+    facts["names"] = [f"client {k}" for k in range(len(accuracies))]
     (where / "result.json").write_text(json.dumps({**facts, "history": [line]}))
 
 
@@ -154,6 +156,26 @@ def test_what_diverged_does_not_flatter(tmp_path):
     ditto = results_of(tmp_path)["methods"]["ditto"]
     assert ditto["accuracy"] is None  # not the mean of the seed that went well
     assert ditto["improved"]["mean"] == pytest.approx(100 * (2 / 3 + 1 / 3) / 2)
+
+
+def test_clients_are_compared_with_themselves_alone_whatever_their_order(tmp_path):
+    alone, together = {"a": 50.0, "b": 60.0, "c": 70.0, "d": 80.0}, {"a": 55.0, "b": 65.0, "c": 75.0, "d": 75.0}
+
+    def made(method, accuracies):
+        made_up(tmp_path, method, 0, list(accuracies.values()))
+        path = tmp_path / method / "seed-0" / "result.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "names": list(accuracies)}))
+
+    made("cobo", together)
+    made("local", dict(reversed(alone.items())))
+    assert results_of(tmp_path)["methods"]["cobo"]["improved"]["mean"] == 75
+    shutil.rmtree(tmp_path / "local")
+    made("local", {name: alone[name] for name in "dba"})
+    results = results_of(tmp_path)
+    assert results["methods"]["cobo"]["improved"]["mean"] == pytest.approx(100 * 2 / 3)
+    assert words.notes(results, read_runs(tmp_path))[-1] == (
+        "In one of the run and Local with the same seed only, so not compared: c (cobo seed 0)."
+    )
 
 
 def test_rows_with_fewer_seeds_and_unfinished_runs_are_marked(tmp_path):
@@ -237,6 +259,42 @@ def test_the_best_of_those_not_told_is_bold():
     assert r"my\_own & \textbf{60.0 $\pm$ 0.5} &" in table.latex(results)
 
 
+@pytest.fixture
+def renamed(compared, tmp_path):
+    """Runs in folders that are not called as their methods are."""
+    for method, name in (("local", "local"), ("cobo", "cobo-a"), ("cobo", "cobo-b"), ("oracle", "oracle-b")):
+        shutil.copytree(compared[0] / method, tmp_path / name)
+    return tmp_path
+
+
+def test_a_folder_of_another_name_is_told_what_its_method_is_told(renamed):
+    results = results_of(renamed)
+    told = {name: m["told"] for name, m in results["methods"].items()}
+    assert told == {"local": METHODS["local"].told, "cobo-a": "", "cobo-b": "", "oracle-b": "the groups"}
+    results["methods"]["oracle-b"]["accuracy"]["mean"] = 100.0
+    assert table.best(results) != "oracle-b"
+
+
+def test_the_command_names_methods_and_not_folders(renamed):
+    command = build.command(results_of(renamed), read_runs(renamed), own=False)
+    assert command == "cobo compare experiment.toml --methods local,cobo,oracle --seeds 2 --out again"
+    shutil.rmtree(renamed / "local" / "seed-1")
+    shutil.rmtree(renamed / "cobo-b")
+    command = build.command(results_of(renamed), read_runs(renamed), own=False)
+    assert command.splitlines()[1] == "cobo run experiment.toml --method cobo --seed 0 --out again"
+
+
+def test_a_folder_of_another_name_has_a_colour_of_its_own_and_its_w(renamed):
+    made = comparison.drawn(renamed, results_of(renamed))
+    lines = [line for line in made["accuracy"].axes[0].lines if not line.get_label().startswith(("_", "target"))]
+    assert len(lines) == 4
+    assert len({line.get_color() for line in lines}) == 4
+    labels = [ax.get_ylabel() for ax in made["weights"].axes if ax.images]
+    assert [label for label in labels if label] == ["cobo-a", "cobo-b"]
+    everyone = comparison.looks([*METHODS, "cobo-a", "cobo-b"])
+    assert len({(look["color"], look["linestyle"]) for look in everyone.values()}) == len(METHODS) + 2
+
+
 def test_names_of_folders_are_no_markup(tmp_path):
     made_up(tmp_path, "[red]mine", 0, [80.0])
     console = Console(width=80, file=io.StringIO())
@@ -265,7 +323,7 @@ def recorded(folder: Path, method: str, seed: int, accuracies: dict[int, float],
     counts = {"seconds": 1.0, "comparisons": 0, "bytes": 0, "loss": 0.5}
     counts |= {"client_accuracy": [], "client_loss": []}
     lines = [{"round": r, "gradients": 10 * r, "accuracy": a, **counts} for r, a in accuracies.items()]
-    common = {"training": {"rounds": 9}, "method": {"name": method}, "weights": None, "true_groups": []}
+    common = {"training": {"rounds": 9}, "method": {"name": method}, "weights": None, "true_groups": [], "names": []}
     (where / "result.json").write_text(json.dumps({**common, **facts, "history": lines}))
 
 
@@ -308,6 +366,21 @@ def test_the_graph_is_settled_when_it_is_right_in_every_later_snapshot(tmp_path)
     assert row["graph_settled_round"] == "20.0"
     with_graph(tmp_path, 2, [(0, RIGHT), (40, WRONG)])
     assert results_of(tmp_path)["methods"]["cobo"]["graph_settled"] == {"round": None}
+
+
+@pytest.mark.parametrize(
+    ("last", "said"),
+    [
+        ([RIGHT, RIGHT], "CoBo found 2 groups, the true ones."),
+        ([RIGHT, WRONG, RIGHT], "CoBo found 1 to 2 groups, the true ones with 2 of 3 seeds."),
+        ([WRONG, WRONG], "CoBo found 1 group, not the true ones."),
+        ([WRONG], "CoBo found 1 group, not the true ones."),
+    ],
+)
+def test_the_finding_says_with_how_many_seeds_the_groups_are_the_true_ones(tmp_path, last, said):
+    for seed, W in enumerate(last):
+        with_graph(tmp_path, seed, [(0, WRONG), (10, W)])
+    assert words.finding(results_of(tmp_path), read_runs(tmp_path)) == said
 
 
 def test_who_is_not_there_does_not_make_a_graph_wrong(tmp_path):

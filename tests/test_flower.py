@@ -24,6 +24,8 @@ from cobo.flower.plan import Plan
 from cobo.flower.records import pack, unpack
 from cobo.flower.server import Server, serve
 from cobo.flower.wire import Hello, Order, Reply
+from cobo.report import summary
+from cobo.report.watch import Now
 
 NAMES = ("north", "south", "east")
 
@@ -121,6 +123,36 @@ def test_the_run_is_that_of_one_process(tmp_path, method, settings):
     assert last["gradients"] == alone.history[-1]["gradients"]
     rounds = [order.round for name, order in hand.seen if name == "north"]
     assert rounds == list(range(11))  # one message per round, and one to end with
+
+
+def seen(folder):
+    return Now(folder, lambda runs: summary.summarise_runs(runs, [], "test", None)).data()
+
+
+def test_a_run_is_watched_like_any_other(tmp_path):
+    out = tmp_path / "out"
+    run(plan_of(tmp_path), tmp_path)
+    finished = seen(out)
+    (out / "result.json").unlink()
+    going = seen(out)
+    assert going["finding"].startswith("So far: CoBo found ")
+    assert [going[part] for part in ("runs", "curves", "settings", "command")] == [
+        finished[part] for part in ("runs", "curves", "settings", "command")
+    ]
+    assert finished["environment"]["torch"] == torch.__version__
+
+
+def test_the_report_names_the_command_that_was_run(tmp_path):
+    run(plan_of(tmp_path, **{"local-steps": 3}), tmp_path)
+    assert seen(tmp_path / "out")["command"] == (
+        "flwr run in your own Flower project, with the settings below as its run-config"
+    )
+    simulated = tmp_path / "simulated"
+    shutil.copytree(tmp_path / "out", simulated / "cobo" / "seed-3")
+    (simulated / "experiment.toml").touch()
+    assert seen(simulated)["command"] == (
+        "cobo flower simulate experiment.toml --method cobo --seed 3 --local-steps 3 --out again"
+    )
 
 
 def without(name, *rounds):

@@ -249,7 +249,7 @@ def test_kills_restarts_impostors_and_bad_replies_do_not_harm_the_others(deploym
     assert again.returncode == 0, d.logs()
 
     first, second = d.events("started")
-    assert (first["round"], second["run"]) == (0, first["run"])
+    assert (first["round"], second["id"]) == (0, first["id"])
     assert second["round"] > missed
     lines = [json.loads(line) for line in (d.work / "out" / "metrics.jsonl").read_text().splitlines()]
     assert [line["round"] for line in lines] == list(range(7))

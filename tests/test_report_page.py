@@ -1,5 +1,6 @@
 """report.html in a real browser: it asks for nothing, shows what the runs say, and can be used by anyone."""
 
+import copy
 import json
 import re
 import shutil
@@ -247,6 +248,16 @@ def test_the_table_is_sorted_by_mouse_and_by_keyboard(compared, show):
     assert [row[0].split()[0] for row in rows(found, "#methods")] == sorted(METHODS)
 
 
+def test_clients_are_sorted_by_true_group_whether_it_is_a_word_or_a_number(tmp_path, show):
+    for kind, groups in (("words", ["south", "north", "south", "east"]), ("numbers", [10, 9, 10, 1])):
+        clients = [blobs(name, seed=k, group=group) for k, (name, group) in enumerate(zip("abcd", groups, strict=True))]
+        fitted(tmp_path / kind, clients, rounds=1)
+        found = show(built(tmp_path / kind))
+        column = found.locator("#clients thead th").all_inner_texts().index("true group")
+        found.locator("#clients th button", has_text="true group").click()
+        assert [row[column] for row in rows(found, "#clients")] == [str(group) for group in sorted(groups)]
+
+
 def picture(found, selector: str = "#weights") -> str:
     return found.locator(selector).evaluate("canvas => canvas.toDataURL()")
 
@@ -340,6 +351,18 @@ def test_all_text_has_contrast_in_light_and_in_dark(compared, show, scheme):
     assert page_is_dark == (scheme == "dark")
 
 
+def test_a_tap_reads_a_cell_and_the_curves(compared, show):
+    found = show(compared / "report.html", 390, has_touch=True, is_mobile=True)
+    before = {place: found.locator(place).inner_text() for place in ("#pair", "#curves .readout >> nth=0")}
+    for picture, place in (("#weights", "#pair"), ("#curves svg >> nth=0", "#curves .readout >> nth=0")):
+        found.locator(picture).scroll_into_view_if_needed()
+        box = found.locator(picture).bounding_box()
+        found.touchscreen.tap(box["x"] + 0.6 * box["width"], box["y"] + 0.3 * box["height"])
+        assert found.locator(place).inner_text() != before[place]
+    assert " learns from " in found.locator("#pair").inner_text()
+    assert "cobo " in found.locator("#curves .readout").first.inner_text()
+
+
 def test_dark_comes_and_goes_while_the_page_is_open(compared, show):
     found = show(compared / "report.html")
     light = picture(found)
@@ -410,8 +433,11 @@ def test_a_run_with_nan_says_so(tmp_path, show):
     for method in (cobo.CoBo(), cobo.Local()):
         fitted(tmp_path / method.name / "seed-0", clients, method=method)
     found = show(built(tmp_path))
-    assert "No loss that is a number in the end: local seed 0, cobo seed 0." in found.locator("#notes").inner_text()
-    assert found.locator("#curves figcaption").all_inner_texts() == ["accuracy, %"]
+    for score in ("accuracy", "loss"):
+        said = f"No {score} that is a number in the end: local seed 0, cobo seed 0."
+        assert said in found.locator("#notes").inner_text()
+    assert found.locator("#curves figcaption").count() == 0
+    assert rows(found, "#clients")[1][-4:-1] == ["-", "-", "-"]  # b
 
 
 def test_a_diverged_run_says_so(copied, show):
@@ -543,6 +569,51 @@ def test_ten_groups_of_eight_look_different_and_are_named(tmp_path, show):
     assert len(set(found.evaluate(marks))) == 64
 
 
+LABELS = """() => { // what is written into the pictures of W and of the graph: words, and the boxes of their letters
+  const found = { weights: [], net: [] }, own = CanvasRenderingContext2D.prototype, write = own.fillText;
+  own.fillText = function (text, x, y) {
+    const m = this.measureText(text), t = this.getTransform(), ratio = window.devicePixelRatio;
+    const across = [x - m.actualBoundingBoxLeft, x + m.actualBoundingBoxRight];
+    const down = [y - m.actualBoundingBoxAscent, y + m.actualBoundingBoxDescent];
+    const corners = across.flatMap((a) => down.map((b) => t.transformPoint(new DOMPoint(a, b))));
+    const [xs, ys] = ["x", "y"].map((side) => corners.map((corner) => corner[side] / ratio));
+    found[this.canvas.id]?.push([text, Math.min(...xs), Math.min(...ys), Math.max(...xs), Math.max(...ys)]);
+    write.call(this, text, x, y);
+  };
+  drawGraph();
+  own.fillText = write;
+  return found;
+}"""
+
+
+@pytest.mark.parametrize(("clients", "groups"), [(24, 2), (40, 4), (1000, 20)])
+def test_names_in_pictures_are_not_over_each_other_nor_cut(tmp_path, show, clients, groups):
+    named = [blobs(f"hospital-north-{k:02}", seed=k, samples=2, group=k % groups) for k in range(clients)]
+    fitted(tmp_path, named, method=cobo.Oracle(), rounds=1)
+    built(tmp_path)
+    for width in (1280, 390):
+        found = show(tmp_path / "report.html", width)
+        written = found.evaluate(LABELS)
+        assert len(written["weights"]) > 2 * groups - 1
+        assert bool(written["net"]) == (clients != 40)  # of so many the graph names nobody
+        for picture, labels in written.items():
+            box = found.locator(f"#{picture}").bounding_box()
+            for text, left, top, right, bottom in labels:
+                assert left >= -1, (text, width)
+                assert top >= -1, (text, width)
+                assert right <= box["width"] + 1, (text, width)
+                assert bottom <= box["height"] + 1, (text, width)
+            for k, (one, left, top, right, bottom) in enumerate(labels):
+                for other, a, b, c, d in labels[:k]:
+                    assert not (left < c and a < right and top < d and b < bottom), (picture, width, one, other)
+
+
+def test_names_that_differ_at_their_end_can_be_told_apart(tmp_path, show):
+    fitted(tmp_path, [blobs(f"hospital-north-{k:02}", seed=k) for k in range(4)])
+    labels = show(built(tmp_path)).evaluate(LABELS)["weights"]
+    assert {text for text, *_ in labels} == {f"hospita…orth-{k:02}" for k in range(4)}
+
+
 # Size
 
 
@@ -587,10 +658,10 @@ def test_of_very_many_runs_the_first_seed_of_each_method_has_its_w(tmp_path, sho
             fitted(tmp_path / method.name / f"seed-{seed}", clients, method=method, seed=seed)
     runs = summary.read_runs(tmp_path)
     whole = build.gathered(tmp_path, summary.summarise(tmp_path, "x", None), runs)
-    assert len(whole["truths"]) <= len({tuple(run["graph"]["labels"]) for run in whole["runs"]})
+    assert len(whole["truths"]) <= len({str(run["found"]) for run in whole["runs"]})
     assert not any(run["left_out"] for run in whole["runs"])
     monkeypatch.setattr(graphs, "BYTES", 6 * 2 * 4**2 - 1)  # less than two of each
-    assert graphs.shares(runs) == dict.fromkeys([("cobo", 0), ("oracle", 0)], graphs.BYTES // 2)
+    assert graphs.shares(runs) == dict.fromkeys([("cobo", 0), ("oracle", 0)], graphs.BYTES // 2 + 1)
     found = show(built(tmp_path))
     assert found.evaluate("data.runs.filter(run => run.graph).map(run => [run.method, run.seed])") == [
         ["cobo", 0], ["oracle", 0]
@@ -616,6 +687,28 @@ def test_a_thousand_clients_are_shown_by_groups(tmp_path, show):
         ["1.00", "0.00", "0.00"], ["0.00", "1.00", "0.00"], ["0.00", "0.00", "1.00"]
     ]  # fmt: skip
     assert found.locator("#clients tbody tr").count() == 1000
+
+
+def once(read):
+    known: list = []
+    return lambda *given: copy.deepcopy((known or known.append(read(*given)) or known)[0])
+
+
+def test_a_thousand_clients_in_eighty_runs_stay_below_twelve_megabytes(tmp_path, monkeypatch):
+    names = [f"client number {k:04} of one thousand" for k in range(1000)]
+    clients = [blobs(name, seed=k, samples=2, group=f"group {k % 60}") for k, name in enumerate(names)]
+    fitted(tmp_path, clients, method=cobo.Oracle(), rounds=1)
+    (run,) = summary.read_runs(tmp_path)["oracle"].values()
+    runs = {f"method {k}": dict.fromkeys(range(10), run) for k in range(8)}
+    results = summary.summarise(tmp_path, "x", None)
+    results |= {"methods": dict.fromkeys(runs, results["methods"]["oracle"]), "seeds": list(range(10))}
+    W = np.array(run["weights"], dtype=np.float32)
+    monkeypatch.setattr(graphs, "read_snapshots", lambda run: [(k, W) for k in range(40)])
+    for part in ("found", "peers", "shown"):  # all runs are the same one, which need not be read so often
+        monkeypatch.setattr(graphs, part, once(getattr(graphs, part)))
+    data = build.gathered(tmp_path, results, runs)
+    assert 10e6 < len(build.page(data)) < 12e6
+    assert all(len(run["graph"]["rounds"]) >= 2 for run in data["runs"])
 
 
 def test_very_many_groups_are_parted_into_the_large_and_the_rest():

@@ -102,6 +102,13 @@ def test_names_move_no_cursor_and_are_no_markup(tmp_path):
     assert "[red]north, ?[2Jgone" in text
 
 
+def test_long_names_that_differ_at_their_end_can_be_told_apart(tmp_path):
+    fitted(tmp_path, [blobs(f"hospital-north-{k:02}", seed=k) for k in range(2)])
+    text = shown(tmp_path)
+    assert "hospital…orth-00 " in text
+    assert "hospital…orth-01 " in text
+
+
 def test_local_only_says_that_there_is_no_w(compared, tmp_path):
     folder = shutil.copytree(compared / "local", tmp_path / "local")
     text = shown(folder.parent)

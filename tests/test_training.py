@@ -2,6 +2,7 @@
 
 import gc
 import json
+import math
 import os
 import shutil
 import signal
@@ -16,6 +17,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 import cobo
+from cobo.compute.task import Task
 from cobo.errors import CheckpointError, ConfigError, Interrupted, RunError
 from cobo.federation import Federation
 from cobo.methods import State
@@ -274,6 +276,21 @@ def test_data_that_are_not_finite_are_named_at_the_start():
     clients = [cobo.Client("sick", train=(bad, y)), cobo.Client("well", train=(x, y))]
     cobo.fit(clients, model=nn.Linear(2, 2), rounds=1, listeners=[heard.append])
     assert next(e["message"] for e in heard if e["event"] == "warning").startswith("client 'sick'")
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "binary_cross_entropy"])
+def test_outputs_that_are_no_numbers_have_no_accuracy(loss):
+    outputs = torch.tensor([[2.0, -torch.inf], [-1.0, -3.0]])
+    targets = torch.zeros(2, dtype=torch.long) if loss == "cross_entropy" else torch.zeros(2, 2)
+
+    def right(values):
+        return Task(loss).measure(torch.nn.Identity(), (values, targets)).right
+
+    assert right(outputs) == (1.0 if loss == "cross_entropy" else 0.75)
+    for bad in (torch.nan, torch.inf):
+        assert math.isnan(right(outputs.clone().fill_(bad)))
+        outputs[0, 1] = bad
+        assert math.isnan(right(outputs))
 
 
 def test_a_plateau_schedule_is_refused():

@@ -85,7 +85,7 @@ def written(folder: Path) -> dict[str, tuple[int, int]]:
 
 def test_a_run_that_goes_on_is_shown_as_far_as_it_has_come(tmp_path):
     fitted(tmp_path / "cobo" / "seed-0", until=7)
-    (going,) = read_going(tmp_path)
+    (going,), _ = read_going(tmp_path)
     assert (going.method, going.seed, going.state, going.round, going.rounds) == ("cobo", 0, "going on", 6, 10)
     lines = [json.loads(line) for line in (tmp_path / "cobo" / "seed-0" / "metrics.jsonl").read_text().splitlines()]
     assert [line["round"] for line in going.run["history"]] == [line["round"] for line in lines] == [0, 2, 4, 6]
@@ -117,7 +117,7 @@ def test_a_run_looks_the_same_going_on_and_finished(tmp_path):
 def test_who_left_is_known_while_it_goes_on(tmp_path):
     roster = cobo.Roster(changes=[{"round": 3, "leave": "b"}])
     fitted(tmp_path, until=7, roster=roster)
-    (going,) = read_going(tmp_path)
+    (going,), _ = read_going(tmp_path)
     assert going.run["present"] == ["a", "c", "d"]
     assert going.run["changes"] == [{"round": 3, "left": ["b"]}]
 
@@ -167,7 +167,7 @@ def test_a_method_may_be_there_twice_and_what_is_no_seed_is_left_alone(tmp_path)
         fitted(tmp_path / name / "seed-0", until=until)
     shutil.copytree(tmp_path / "cobo-c" / "seed-0", tmp_path / "cobo-c" / "seed-0.bak")
     shutil.copytree(tmp_path / "cobo-a" / "seed-0", tmp_path / "cobo-a" / "seed-1 (copy)")
-    assert [(going.method, going.seed, going.round) for going in read_going(tmp_path)] == [
+    assert [(going.method, going.seed, going.round) for going in read_going(tmp_path)[0]] == [
         ("cobo-a", 0, 4), ("cobo-b", 0, 6)
     ]  # fmt: skip
     assert summary.read_unfinished(tmp_path) == ["cobo-a seed-0", "cobo-b seed-0"]
@@ -198,6 +198,18 @@ def test_what_cannot_be_read_is_said_and_mends_itself(tmp_path):
     assert watched.data()["runs"][0]["round"] == 4
     metrics.write_bytes(whole)
     assert watched.data()["runs"][0]["round"] == 6
+
+
+def test_a_run_that_cannot_be_read_does_not_hide_the_others(tmp_path):
+    fitted(tmp_path / "cobo" / "seed-0")
+    shutil.copytree(tmp_path / "cobo" / "seed-0", tmp_path / "ditto" / "seed-0")
+    (tmp_path / "ditto" / "seed-0" / "result.json").unlink()
+    events = tmp_path / "ditto" / "seed-0" / "events.jsonl"
+    events.write_text('{"event": "started", "round": 0, "rounds": 10, "run": "of another version"}\n')
+    data = look(tmp_path).data()
+    assert [run["method"] for run in data["runs"]] == ["cobo"]
+    (note,) = [note for note in data["notes"] if "cannot be read" in note]
+    assert note.startswith(f"{events.parent} cannot be read: TypeError: ")
 
 
 def test_a_result_that_is_none_is_said_and_read_once(tmp_path, monkeypatch):

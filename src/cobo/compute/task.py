@@ -1,5 +1,6 @@
 """What is minimised and how it is judged: a loss on outputs and targets, or any objective of module and batch."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -127,6 +128,8 @@ class Task:
             right = float(((outputs > 0) == (targets > 0.5)).float().mean())
         elif outputs.ndim == targets.ndim + 1 and outputs.shape[1] > 1 and not targets.is_floating_point():
             right = float((outputs.argmax(1) == targets).float().mean())
+        if right is not None and not bool((outputs < math.inf).all()):
+            right = math.nan  # not class 0, which argmax gives; minus infinity rules a class out, and may be
         return Measured(loss, right, len(targets))
 
     def _split(self, batch: Any) -> tuple[Tensor, Tensor]:

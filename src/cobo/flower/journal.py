@@ -16,6 +16,7 @@ from cobo.collaboration import graph
 from cobo.errors import CheckpointError
 from cobo.flower.plan import Plan
 from cobo.training import checkpoint
+from cobo.training.environment import environment
 from cobo.training.records import append_synced, listed, pack_weights, read_metrics, unpack_weights
 from cobo.training.result import Result
 
@@ -89,17 +90,26 @@ class Journal:
         self._before = found.facts["seconds"]
         return found
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the run is of, as result.json has it; `engine` says that it was with Flower."""
+        names, method = list(self._plan.clients), self._plan.method
+        training = self._plan.model_dump(mode="json", exclude={"own", "chosen", "out", "resume"})
+        return {
+            "names": names,
+            "true_groups": [None] * len(names),
+            "method": {"name": method.name, **method.model_dump()},
+            "training": {**training, "engine": "flower"},
+        }
+
     def result(self, W: Tensor | None, present: list[str]) -> Result:
         """For `cobo report` and `cobo show`; the models are with their clients."""
-        names, method = list(self._plan.clients), self._plan.method
         return Result(
-            names=names,
+            **self.facts,
             models={},
             weights=None if W is None else W.numpy(),
-            history=[listed(line, names) for line in self.history],
-            method={"name": method.name, **method.model_dump()},
-            training=self._plan.model_dump(mode="json", exclude={"own", "chosen", "out", "resume"}),
+            history=[listed(line, self._plan.clients) for line in self.history],
             present=present,
-            true_groups=[None] * len(names),
             snapshots=self.snapshots,
+            environment=environment(),
         )

@@ -67,7 +67,8 @@ class Server:
         """All rounds, and one exchange more, in which clients get the last pull and are judged."""
         plan, needed = self.plan, self.plan.fewest or len(self.plan.clients)
         self._tell({"event": "started", "round": self.round, "rounds": plan.rounds, "method": plan.method.name,
-                    "clients": list(plan.clients), "executor": "flower", "run": self.run})  # fmt: skip
+                    "clients": list(plan.clients), "executor": "flower", "id": self.run,
+                    "run": self.journal.facts})  # fmt: skip
         heard = time.monotonic()
         while self.round <= plan.rounds:
             present = link.present()

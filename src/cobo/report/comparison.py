@@ -5,7 +5,7 @@ Where rows of W are on a simplex, those of `domain_weights` come with them.
 They show what is finished. Shapes: s snapshots, n clients.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -68,9 +68,10 @@ def drawn(folder: Path, results: Results, rounds: Sequence[int] | None = None) -
             made["gradients"] = curves(found, score, "gradients", target)
             break
     learned = {}
-    for method in GRAPHS:
-        for run in list(runs.get(method, {}).values())[:1]:
-            snapshots = read_snapshots(run)
+    first = {method: next(iter(seeds.values())) for method, seeds in runs.items()}
+    for name in GRAPHS:
+        for method, run in first.items():
+            snapshots = read_snapshots(run) if run["method"]["name"] == name else []
             if snapshots:
                 learned[method] = _graphs(run, snapshots)
     if learned:
@@ -107,8 +108,8 @@ def curves(found: Mapping[str, Curve], score: str, against: str, target: float |
     near = None if score == "loss" else near_the_best(found, score)
     figure, axes = figures.new(6.4 if near is None else 9.6, 3.8, 1 if near is None else 2)
     for ax, widest in zip(axes, (np.inf, 0.5 * (near[1] - near[0]) if near else np.inf), strict=False):
-        for method, line in found.items():
-            _line(ax, method, line, score, against, widest)
+        for (method, line), look in zip(found.items(), looks(found).values(), strict=True):
+            _line(ax, method, line, look, score, against, widest)
         if target is not None:
             ax.axhline(target, color=figures.GREY, linewidth=0.9, linestyle="--", label=f"target {target:g}")
         ax.set_xlabel("rounds" if against == "rounds" else "gradients computed")
@@ -127,11 +128,10 @@ def curves(found: Mapping[str, Curve], score: str, against: str, target: float |
     return figure
 
 
-def _line(ax: "Axes", method: str, line: Curve, score: str, against: str, widest: float) -> None:
+def _line(ax: "Axes", method: str, line: Curve, look: dict[str, Any], score: str, against: str, widest: float) -> None:
     """The line of a method; its band where that is not so wide that it would hide the others."""
     x = np.array(line.rounds if against == "rounds" else line.gradients)
     shown = slice(None) if against == "rounds" else x > 0  # which a log scale can show
-    look = method_look(method)
     ax.plot(x[shown], line.mean[shown], label=f"{figures.plain(method)} {_brief(line.mean[-1], score)}", **look)
     alone = _between_gaps(line.mean)
     if alone.any():
@@ -172,6 +172,15 @@ def near_the_best(found: Mapping[str, Curve], score: str) -> tuple[float, float]
         low = min(end for end in ends if end >= max(ends) - 10) - 2
         high = everything.max() + 1
     return (low, high) if high - low < 0.5 * np.ptp(everything) else None
+
+
+def looks(methods: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """How the line of each looks. Names of folders that are no method's take turns with the colours that are left."""
+    found = {method: method_look(method) for method in methods}
+    left = [figures.OTHER, *(c for m, c in figures.METHOD_COLOURS.items() if m not in found)]
+    for k, method in enumerate(method for method in found if method not in figures.METHOD_COLOURS):
+        found[method] |= {"color": left[k % len(left)], "linestyle": "-" if k < len(left) else ":"}
+    return found
 
 
 def method_look(method: str) -> dict[str, Any]:

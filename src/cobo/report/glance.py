@@ -83,7 +83,8 @@ def _shaded(W: graphs.Weights, labels: Sequence[str] | None) -> list[Text]:
 def _aligned(labels: Sequence[str]) -> list[str]:
     """Names that end in one column, by the columns that their letters take."""
     clean = [_clean(label) for label in labels]
-    brief = [label if len(label) <= MOST_LETTERS else f"{label[: MOST_LETTERS - 1]}…" for label in clean]
+    half = MOST_LETTERS // 2  # cut in the middle: names often differ in their last letters only
+    brief = [label if len(label) <= MOST_LETTERS else f"{label[:half]}…{label[1 - half :]}" for label in clean]
     width = max(cell_len(label) for label in brief)
     return [" " * (width - cell_len(label)) + label + " " for label in brief]
 

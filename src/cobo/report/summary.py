@@ -134,7 +134,7 @@ def _method(
     over = method in ended
     improved = [_improved(run, local.get(seed)) for seed, run in mine.items()] if over and method != "local" else []
     recovery = _recovery(ended, method) if over and method not in ("local", "oracle") else []
-    graphs = [r for r in mine.values() if r["weights"] is not None and None not in r["true_groups"] and _several(r)]
+    graphs = [run for run in mine.values() if has_truth(run)]
     settled = [groups_right_from(r, read_snapshots(r)) for r in graphs]
     return {
         "accuracy": _spread([_accuracy(run) for run in mine.values()]),
@@ -153,12 +153,18 @@ def _method(
         "time": _mean([line.get("time") for line in last.values()]),
         "time_to_target": _mean([until(run, score, target, "time") for run in mine.values()]),
         "weights_error": _mean([graph.weights_error(*_graph(r)) for r in graphs]),
-        "groups_score": _mean([_groups_score(r) for r in graphs]),
+        "groups_score": _mean([groups_score(r) for r in graphs]),
         "graph_settled": {"round": _mean(settled)} if graphs else None,
-        "told": METHODS[method].told if method in METHODS else None,
+        "told": _told(mine),
         "settings": _settings(next(iter(mine.values()))),
         "seeds": list(mine),
     }
+
+
+def _told(mine: dict[int, dict[str, Any]]) -> str | None:
+    """What a method is told, by its own name: that of its folder may be any."""
+    name = next(iter(mine.values()))["method"]["name"]
+    return METHODS[name].told if name in METHODS else None
 
 
 def _settings(run: dict[str, Any]) -> dict[str, Any]:
@@ -172,7 +178,13 @@ def _accuracy(run: dict[str, Any]) -> float | None:
     return value
 
 
-def _groups_score(run: dict[str, Any]) -> float:
+def has_truth(run: dict[str, Any]) -> bool:
+    """Whether there is a W, and true groups to hold it against."""
+    return run["weights"] is not None and None not in run["true_groups"] and _several(run)
+
+
+def groups_score(run: dict[str, Any]) -> float:
+    """Of the groups found in the end; 1 if they are the true ones."""
     return graph.groups_score(*_graph(run), relative=on_simplex(run))
 
 
@@ -192,14 +204,20 @@ def _improved(run: dict[str, Any], local: dict[str, Any] | None) -> float | None
     """The share of clients (percent) that are better than the same client alone, with the same seed.
 
     By accuracy; without one by loss, of which perplexity is the exponential. A client whose model has no finite score
-    is not better.
+    is not better; one that only one of the two runs has does not count.
     """
     if local is None:
         return None
-    name, sign = ("client_accuracy", 1) if _accuracy(local) is not None else ("client_loss", -1)
-    pairs = zip(run["history"][-1][name], local["history"][-1][name], strict=True)
-    better = [a is not None and sign * (a - b) > 0 for a, b in pairs if b is not None]
+    score, sign = ("accuracy", 1) if _accuracy(local) is not None else ("loss", -1)
+    mine, alone = ends(run, score), ends(local, score)
+    pairs = [(mine[name], alone[name]) for name in mine if alone.get(name) is not None]
+    better = [a is not None and sign * (a - b) > 0 for a, b in pairs]
     return 100 * fmean(better) if better else None
+
+
+def ends(run: dict[str, Any], score: str) -> dict[str, Any]:
+    """The score with which each client ends, by its name."""
+    return dict(zip(run["names"], run["history"][-1].get(f"client_{score}", []), strict=False))
 
 
 def _recovery(runs: Runs, method: str) -> list[float | None]:

@@ -7,7 +7,7 @@
 {"event": "joined" | "left", "round", "clients"}              {"event": "warning", "message"}
 {"event": "checkpoint", "round"}                              {"event": "finished" | "interrupted" | "failed"}
 With Flower also {"event": "connected", "client"}, {"event": "left out", "round", "clients"} (no reply in time) and
-{"event": "refused", "client", "message"} (a reply or a client that cannot be used).
+{"event": "refused", "client", "message"} (a reply or a client that cannot be used); "started" has the run's "id".
 """
 
 import json

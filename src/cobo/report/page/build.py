@@ -15,10 +15,11 @@ import numpy as np
 
 from cobo.report import comparison, domain_weights, figures, table
 from cobo.report.page import graphs, words
-from cobo.report.summary import Results, Runs, read_runs
+from cobo.report.summary import Results, Runs, ends, read_runs
 from cobo.training.checkpoint import write_atomic
 
 MOST_POINTS = 400  # of a curve
+STYLES = {"-": "solid", "--": "dashed", ":": "dotted"}
 AXES = {"round": "rounds", "gradients": "gradients computed", "seconds": "seconds", "time": "simulated time"}
 
 
@@ -57,7 +58,7 @@ def gathered(folder: Path, results: Results, runs: Runs, beside: Runs | None = N
         "notes": words.notes(results, runs),
         "table": _table(results),
         "leading": words.leading(results),
-        "looks": {method: _look(method) for method in everything},
+        "looks": {method: _look(look) for method, look in comparison.looks(everything).items()},
         "axes": AXES,
         "curves": _curves(runs),
         "near": {score: _near(runs, score) for score in ("accuracy", "perplexity")},
@@ -73,14 +74,24 @@ def gathered(folder: Path, results: Results, runs: Runs, beside: Runs | None = N
 
 def command(results: Results, runs: Runs, *, own: bool) -> str:
     """What gives these runs again."""
+    apart = [run for seeds in runs.values() for run in seeds.values() if run["training"].get("engine") == "flower"]
+    if own and apart:
+        return "flwr run in your own Flower project, with the settings below as its run-config"
     if own:
         return "cobo.fit(...) with the settings below, on your own clients and model"
     seeds = results["seeds"]
     complete = all(m["seeds"] == seeds for m in results["methods"].values())
-    if complete and seeds == list(range(len(seeds))) and len(runs) * len(seeds) > 1:
-        return f"cobo compare experiment.toml --methods {','.join(runs)} --seeds {len(seeds)} --out again"
-    each = ((method, seed) for method, found in runs.items() for seed in found)
-    return "\n".join(f"cobo run experiment.toml --method {method} --seed {seed} --out again" for method, seed in each)
+    if complete and not apart and seeds == list(range(len(seeds))) and len(runs) * len(seeds) > 1:
+        methods = dict.fromkeys(run["method"]["name"] for found in runs.values() for run in found.values())
+        return f"cobo compare experiment.toml --methods {','.join(methods)} --seeds {len(seeds)} --out again"
+    return "\n".join(dict.fromkeys(_again(seed, run) for found in runs.values() for seed, run in found.items()))
+
+
+def _again(seed: int, run: dict[str, Any]) -> str:
+    chosen = f"experiment.toml --method {run['method']['name']} --seed {seed}"
+    if run["training"].get("engine") == "flower":
+        return f"cobo flower simulate {chosen} --local-steps {run['training']['local_steps']} --out again"
+    return f"cobo run {chosen} --out again"
 
 
 def _table(results: Results) -> dict[str, Any]:
@@ -96,9 +107,8 @@ def _table(results: Results) -> dict[str, Any]:
     return {"heads": heads, "rows": rows, "notes": table.notes(results), "said": said}
 
 
-def _look(method: str) -> dict[str, Any]:
-    look = comparison.method_look(method)
-    return {"colour": look["color"], "dashed": look["linestyle"] == "--", "width": look["linewidth"]}
+def _look(look: dict[str, Any]) -> dict[str, Any]:
+    return {"colour": look["color"], "style": STYLES[look["linestyle"]], "width": look["linewidth"]}
 
 
 def _curves(runs: Runs) -> dict[str, dict[str, Any]]:
@@ -137,18 +147,27 @@ def _near(runs: Runs, score: str) -> tuple[float, float] | None:
 
 
 def _runs(runs: Runs, results: Results) -> dict[str, Any]:
-    """What there is to see of each run; what an oracle knows once, however many runs order their clients alike."""
-    shares = graphs.shares(runs)
-    found = [_run(runs, m, seed, results, shares.get((m, seed), 0)) for m, seeds in runs.items() for seed in seeds]
+    """What there is to see of each run; once, what many have alike: who their clients are, what an oracle knows."""
+    kept = {(method, seed): _run(runs, method, seed, results) for method, seeds in runs.items() for seed in seeds}
+    found, people = list(kept.values()), list[dict[str, Any]]()
+    for run in found:
+        own = {"clients": run.pop("clients"), "truth": run.pop("truth")}
+        people += [] if own in people else [own]
+        run["people"] = people.index(own)
+    shares = graphs.shares(runs, taken=len(embedded({"runs": found, "people": people})))
+    for (method, seed), run in kept.items():
+        share = shares.get((method, seed), 0)
+        run["graph"] = graphs.shown(runs[method][seed], share) if share else None
+        run["left_out"] = run["found"] is not None and not share
     drawn = [run["graph"] for run in found if run["graph"] is not None and run["graph"]["truth"] is not None]
     truths = list(dict.fromkeys(graph["truth"] for graph in drawn))
     for graph in drawn:
         graph["truth"] = truths.index(graph["truth"])
-    return {"runs": found, "truths": truths}
+    return {"runs": found, "people": people, "truths": truths}
 
 
-def _run(runs: Runs, method: str, seed: int, results: Results, share: int) -> dict[str, Any]:
-    """W of a run, and how each client ends beside the same client alone, if both have come to their end."""
+def _run(runs: Runs, method: str, seed: int, results: Results) -> dict[str, Any]:
+    """A run but for W: how each client ends, beside the same client alone if both have come to their end."""
     run, alone = runs[method][seed], runs.get("local", {}).get(seed)
     if alone is not None and (method == "local" or run.get("going") or alone.get("going")):
         alone = None
@@ -167,15 +186,13 @@ def _run(runs: Runs, method: str, seed: int, results: Results, share: int) -> di
         "truth": None if None in truth else [str(group) for group in truth],
         "peers": None if grouping is None else graphs.peers(run),
         "found": None if grouping is None else grouping.groups,
-        "graph": graphs.shown(run, share) if share else None,
-        "left_out": grouping is not None and not share,
     }
 
 
 def _ends(run: dict[str, Any], score: str, names: list[str]) -> list[float | None]:
     """The score with which each client ends; None where there is none that is a number."""
-    ends = dict(zip(run["names"], run["history"][-1].get(f"client_{score}", []), strict=False))
-    return [_short(ends.get(name)) for name in names]
+    found = ends(run, score)
+    return [_short(found.get(name)) for name in names]
 
 
 def _domains(seeds: list[dict[str, Any]]) -> dict[str, Any] | None:

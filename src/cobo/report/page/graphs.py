@@ -19,6 +19,7 @@ MOST_CLIENTS = 160  # with a row of their own; of more, groups have one
 MOST_GROUPS = 60  # the smallest of more are one row
 MOST_SNAPSHOTS = 240
 BYTES = 6_000_000  # for W of all runs in a page
+PAGE = 11_000_000  # for W, four letters for three bytes, and all that grows with runs and clients; of 12 MB
 NOBODY = 255  # the byte of a pair that is none: somebody was not there, or has no weight for itself
 PEERS = 3  # that are named in a client's row
 
@@ -55,17 +56,18 @@ def found(run: dict[str, Any]) -> Found | None:
     return Found(sorted(groups.values(), key=len, reverse=True), away)
 
 
-def shares(runs: Runs) -> dict[tuple[str, int], int]:
-    """How many bytes W of a run (method, seed) may take.
+def shares(runs: Runs, taken: int = 0) -> dict[tuple[str, int], int]:
+    """How many bytes W of a run (method, seed) may take, where so many are taken in the page.
 
     None at all, but for the first seed of each method, if not even the first and the last W of all would fit.
     """
     known = {(m, seed): run for m, seeds in runs.items() for seed, run in seeds.items() if run["weights"] is not None}
-    share = BYTES // max(1, len(known))
+    room = max(1, min(BYTES, (PAGE - taken) * 3 // 4))
+    share = room // max(1, len(known))
     if all(2 * _rows_at_most(run) ** 2 <= share for run in known.values()):
         return dict.fromkeys(known, share)
     first = {method: (method, seed) for method, seed in reversed(known)}
-    return dict.fromkeys(first.values(), BYTES // len(first))
+    return dict.fromkeys(first.values(), room // len(first) + 1)
 
 
 def _rows_at_most(run: dict[str, Any]) -> int:
@@ -89,7 +91,7 @@ def shown(run: dict[str, Any], share: int) -> dict[str, Any] | None:
     return {
         "rounds": [round for round, _ in kept],
         "recorded": len(recorded),
-        "labels": picture.labels,
+        "labels": picture.labels if grouped else None,  # else the clients of each group found, and who has left
         "groups": picture.groups,
         "sizes": [len(row) for row in picture.clients],
         "grouped": grouped,
@@ -97,7 +99,6 @@ def shown(run: dict[str, Any], share: int) -> dict[str, Any] | None:
         "weights": _bytes(W, scale),
         "truth": None if truth is None else _bytes(truth, 1.0),
         "places": _places(W[-1], picture.groups),
-        "members": [] if grouped else [[run["names"][k] for k in group] for group in grouping.groups],
     }
 
 

@@ -3,7 +3,7 @@
 
 let data = JSON.parse(document.getElementById("data").textContent);
 const byId = (id) => document.getElementById(id);
-const NOBODY = 255, MOST_NAMES = 40, MOST_LABELS = 24, FRAME = 60;
+const NOBODY = 255, MOST_LABELS = 24, FRAME = 60;
 const BLUES = ["f7fbff", "deebf7", "c6dbef", "9ecae1", "6baed6", "4292c6", "2171b5", "08519c", "08306b"];
 const NIGHT = ["0f1a26", "0d2f57", "08519c", "2171b5", "4292c6", "6baed6", "9ecae1", "c6dbef", "deebf7"];
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
@@ -29,9 +29,13 @@ const colour = (name) => getComputedStyle(document.documentElement).getPropertyV
 const ink = (wanted) => (wanted === "black" ? colour("--ink") : wanted); // black lines are white in the dark
 const again = (g) => Math.max(0, Math.floor(g / data.colours.length)); // how often all colours were used before
 const groupColour = (g) => (g < 0 ? colour("--nobody") : ink(data.colours[g % data.colours.length]));
-const short = (text, most) => ([...text].length > most ? [...text].slice(0, most - 1).join("") + "…" : text);
 const count = (n, what) => `${n.toLocaleString("en")} ${what}${n === 1 ? "" : "s"}`;
 
+// Cut in the middle: names often differ in their last letters only.
+function short(text, most) {
+  const letters = [...text], half = Math.floor((most - 1) / 2);
+  return letters.length > most ? [...letters.slice(0, most - 1 - half), "…", ...letters.slice(-half)].join("") : text;
+}
 function brief(value) {
   if (value === null || value === undefined) return "-";
   const size = Math.abs(value);
@@ -41,6 +45,11 @@ function brief(value) {
 }
 
 const measured = (value) => (value === null ? "-" : value.toFixed({ accuracy: 1, perplexity: 2, loss: 3 }[data.score]));
+
+// A finger that taps does not move.
+function pointed(node, read) {
+  for (const kind of ["pointerdown", "pointermove"]) node.addEventListener(kind, read);
+}
 
 // Tables
 
@@ -173,24 +182,27 @@ function dot(g) {
   return node;
 }
 
-// What stands along the axes, [words, the row that they are at]: who each row is or, of very many, which group.
-function axisWords({ labels, groups, grouped }) {
-  if (labels.length <= MOST_NAMES) return labels.map((label, k) => [short(label, 15), k + 0.5]);
+// What stands along the axes, [words, the row that they are at]: who each row is or, where letters have no room for
+// that in any size, which group.
+function axes(canvas, { labels, groups, grouped }) {
+  const pen = canvas.getContext("2d"), width = canvas.parentElement.clientWidth;
+  const laid = (words, size) => {
+    pen.font = `${size}px system-ui, sans-serif`;
+    const widest = Math.min(120, Math.ceil(Math.max(...words.map(([text]) => pen.measureText(text).width))) + 8);
+    const edge = widest + 8, plot = Math.min(width - edge, 460);
+    return { words, size, width, widest, edge, plot, cell: plot / labels.length };
+  };
+  const all = labels.map((label, k) => [short(label, 15), k + 0.5]);
+  const room = [12, 11, 10, 9, 8].map((size) => laid(all, size)).find(({ cell, size }) => cell >= size);
+  if (room || grouped) return { ...(room ?? laid(all, 8)), named: true };
   const first = groups.flatMap((g, k) => (k && groups[k - 1] === g ? [] : [k]));
-  return first.map((k, i) => {
-    const words = grouped ? short(labels[k], 15) : groups[k] < 0 ? "have left" : `group ${groups[k] + 1}`;
-    return [words, (k + (first[i + 1] ?? labels.length)) / 2];
-  });
+  const words = first.map((k, i) => [groups[k] < 0 ? "have left" : `group ${groups[k] + 1}`, (k + (first[i + 1] ?? labels.length)) / 2]);
+  return { ...laid(words, 12), named: false };
 }
 
 function heatMap(canvas, graph, cells) {
-  const n = graph.labels.length, width = canvas.parentElement.clientWidth, words = axisWords(graph);
-  let pen = canvas.getContext("2d");
-  const size = Math.min(12, Math.max(8, (width - 100) / words.length - 1));
-  pen.font = `${size}px system-ui, sans-serif`;
-  const widest = Math.min(120, Math.ceil(Math.max(...words.map(([text]) => pen.measureText(text).width))) + 8);
-  const edge = widest + 8, plot = Math.min(width - edge, 460), cell = plot / n;
-  pen = fitted(canvas, width, plot + edge);
+  const n = graph.labels.length, { words, size, width, widest, edge, plot, cell } = axes(canvas, graph);
+  const pen = fitted(canvas, width, plot + edge);
   pen.imageSmoothingEnabled = false;
   pen.drawImage(picture(n, cells), 0, 0, n, n, edge, 0, plot, plot);
   pen.strokeStyle = colour("--line");
@@ -218,17 +230,17 @@ function picture(n, cells) {
   return small;
 }
 
-// Groups that would be written over others are left out.
+// What would be written over others, or over the edge, is left out.
 function names(pen, words, size, widest, edge, plot, cell) {
   pen.font = `${size}px system-ui, sans-serif`;
   pen.fillStyle = colour("--ink");
   pen.textAlign = "right";
   pen.textBaseline = "middle";
-  const all = Math.round(plot / cell) <= MOST_NAMES;
-  let free = 0;
+  let free = -0.5;
   for (const [text, row] of words) {
-    if (!all && row * cell < free) continue;
-    free = row * cell + size;
+    const end = row * cell + size / 2;
+    if (end - size < free || end > plot + 0.5) continue;
+    free = end - 0.5;
     pen.fillText(text, widest - 5, row * cell);
     pen.save();
     pen.translate(edge + row * cell, plot + 12);
@@ -263,27 +275,28 @@ function net(canvas, graph, cells) {
   }
   pen.globalAlpha = 1;
   const largest = Math.max(...graph.sizes);
-  at.forEach(([x, y], k) => {
-    mark(pen, graph.groups[k], x, y, graph.grouped ? 4 + 14 * Math.sqrt(graph.sizes[k] / largest) : few ? 8 : 5);
-  });
-  if (few) netLabels(pen, graph, at, width, height);
+  const radii = graph.sizes.map((size) => (graph.grouped ? 4 + 14 * Math.sqrt(size / largest) : few ? 8 : 5));
+  at.forEach(([x, y], k) => mark(pen, graph.groups[k], x, y, radii[k]));
+  if (few) netLabels(pen, graph, at, radii, width, height);
 }
 
-// Below a node or above it, away from the others of its group if it can be, and where no other name is; else beside it.
-function netLabels(pen, graph, at, width, height) {
+// Below a node or above it, away from the others of its group if it can be, and where nothing else is; else beside it,
+// or nowhere.
+function netLabels(pen, graph, at, radii, width, height) {
   pen.font = "12px system-ui, sans-serif";
   pen.textBaseline = "middle";
   pen.textAlign = "center";
-  const taken = at.map(([x, y]) => [x - 9, y - 9, x + 9, y + 9]), far = graph.grouped ? 26 : 17;
+  const taken = at.map(([x, y], k) => [x - radii[k] - 1, y - radii[k] - 1, x + radii[k] + 1, y + radii[k] + 1]);
   at.forEach(([x, y], k) => {
-    const text = short(graph.labels[k], 15), half = pen.measureText(text).width / 2 + 2;
+    const text = short(graph.labels[k], 15), half = pen.measureText(text).width / 2 + 2, far = radii[k] + 9;
     const ys = at.filter((_, j) => graph.groups[j] === graph.groups[k]).map((place) => place[1]);
     const away = y < ys.reduce((a, b) => a + b) / ys.length - 1 ? -1 : 1;
     const inside = (place) => Math.min(Math.max(place, half), width - half);
     const places = [[inside(x), y + away * far], [inside(x), y - away * far], [x + half + far - 5, y], [x - half - far + 5, y]];
     const boxes = places.map(([px, py]) => [px - half, py - 8, px + half, py + 8]);
     const free = ([a, b, c, d]) => a >= 0 && b >= 0 && c <= width && d <= height && !taken.some(([p, q, r, t]) => a < r && p < c && b < t && q < d);
-    const best = Math.max(0, boxes.findIndex(free));
+    const best = boxes.findIndex(free);
+    if (best < 0) return;
     taken.push(boxes[best]);
     netLabel(pen, text, ...places[best]);
   });
@@ -355,7 +368,7 @@ function graphWords() {
   if (!graph && round < rounds) return `Of ${method} there is no W yet; methods that learn one show it from their first checkpoint on.`;
   if (!graph) return `${method} learns no weights between clients, so there is no W to show.`;
   const said = [];
-  if (!graph.grouped && graph.labels.length > MOST_NAMES) said.push("The axes name groups, as there is no room for all clients; point at a cell to read who it is of.");
+  if (!axes(byId("weights"), graph).named) said.push("The axes name groups, as there is no room for all clients; point at a cell to read who it is of.");
   if (graph.grouped) said.push(`${count(state.run.clients.length, "client")} are too many for a row each: rows are the groups found in the end, weights are means between their clients.`);
   if (graph.rounds.length < graph.recorded) said.push(`Thinned: ${graph.rounds.length} of ${graph.recorded} recorded rounds are shown, evenly.`);
   if (graph.rounds.length === 1) said.push(`W was recorded once only, at round ${graph.rounds[0]}.`);
@@ -364,10 +377,10 @@ function graphWords() {
 }
 
 function groupsList() {
-  const { graph, found } = state.run;
+  const { graph, found, clients } = state.run;
   if (!graph) return [];
   return found.slice(0, 60).map((members, g) => {
-    const who = graph.grouped ? "" : `: ${graph.members[g].join(", ")}`;
+    const who = graph.grouped ? "" : `: ${members.map((k) => clients[k]).join(", ")}`;
     return make("li", {}, dot(g), `group ${g + 1}, ${count(members.length, "client")}${who}`);
   }).concat(found.length > 60 ? [make("li", {}, `and ${found.length - 60} more`)] : []);
 }
@@ -437,7 +450,7 @@ function clientsTable() {
   const group = [];
   found?.forEach((members, g) => members.forEach((k) => { group[k] = String(g + 1); }));
   if (found) heads.push("group found") && columns.push((k) => group[k] ?? "-");
-  if (truth) heads.push("true group") && columns.push((k) => truth[k]);
+  if (truth) words.add(heads.push("true group") - 1) && columns.push((k) => truth[k]);
   if (alone) heads.push("alone") && columns.push((k) => measured(alone[k]));
   heads.push(alone ? `with ${method}` : unit);
   columns.push((k) => measured(mine[k]));
@@ -488,7 +501,7 @@ function extent(values) {
   return [low, high];
 }
 
-// Lines {name, colour, dashed or dash, width, x, y, std} in a box of their own; gaps where a value is null.
+// Lines {name, colour, style or dash, width, x, y, std} in a box of their own; gaps where a value is null.
 function chart(host, lines, { xlabel, ylabel, range = null, height = 270, most = 5, hint = "Point at the lines to read them." }) {
   const width = Math.max(220, host.clientWidth), left = 52, bottom = 40, top = 10, right = 22;
   const xs = lines.flatMap((line) => line.x), ys = lines.flatMap((line) => line.y.filter((v) => v !== null));
@@ -532,7 +545,7 @@ function stroke(line, sx, sy) {
   }
   const dot = (k) => (shown[k - 1] || shown[k + 1] ? "" : "h0"); // seen also between two gaps
   const d = shown.map((point, k) => point && `${shown[k - 1] ? "L" : "M"}${point[0].toFixed(1)},${point[1].toFixed(1)}${dot(k)}`).filter(Boolean).join("");
-  return svg("path", { d, fill: "none", stroke: ink(line.colour), "stroke-width": line.width, "stroke-linejoin": "round", "stroke-linecap": "round", "stroke-dasharray": line.dash ?? (line.dashed ? "6 4" : "none") });
+  return svg("path", { d, fill: "none", stroke: ink(line.colour), "stroke-width": line.width, "stroke-linejoin": "round", "stroke-linecap": "round", "stroke-dasharray": line.dash ?? { solid: "none", dashed: "6 4", dotted: "1 5" }[line.style] });
 }
 
 // The values at the place of the pointer, in words under the chart.
@@ -540,7 +553,7 @@ function readout(node, inside, lines, sx, [y1, y2], xlabel, hint) {
   const said = make("p", { class: "readout" }, hint);
   const rule = svg("line", { class: "rule", y1, y2, x1: -9, x2: -9 });
   inside.append(rule);
-  node.addEventListener("pointermove", (event) => {
+  pointed(node, (event) => {
     const wanted = event.clientX - node.getBoundingClientRect().left;
     const near = (line) => line.x.reduce((best, x, k) => (Math.abs(sx(x) - wanted) < Math.abs(sx(line.x[best]) - wanted) ? k : best), 0);
     const x = lines[0].x[near(lines[0])];
@@ -593,7 +606,7 @@ function prepareCurves() {
 function legend(methods) {
   byId("legend").querySelectorAll("label").forEach((label) => label.remove());
   for (const method of methods) {
-    const box = make("input", { type: "checkbox" }), swatch = make("span", { class: `swatch${data.looks[method].dashed ? " dashed" : ""}` });
+    const box = make("input", { type: "checkbox" }), swatch = make("span", { class: `swatch ${data.looks[method].style}` });
     box.checked = !state.hidden.has(method);
     swatch.style.borderColor = data.looks[method].colour === "black" ? "currentColor" : data.looks[method].colour;
     box.addEventListener("change", () => {
@@ -641,6 +654,7 @@ function redraw() {
   drawGraph();
   drawCurves();
   drawDomains();
+  byId("graph-words").textContent = graphWords();
   byId("groups").replaceChildren(...groupsList());
 }
 
@@ -648,6 +662,12 @@ const fillWeights = behind("weights-data", weightsTable);
 const fillCurves = behind("curves-data", curvesTable);
 const fillDomains = behind("domains-data", domainsTable);
 behind("methods-said", () => make("dl", {}, ...Object.entries(data.table.said).flatMap(([head, said]) => [make("dt", {}, head), make("dd", {}, said)])));
+
+// Names are in the data once, for all runs of the same clients.
+function unpack(run) {
+  Object.assign(run, data.people[run.people]);
+  if (run.graph) run.graph.labels ??= [...run.found.flat(), ...run.away].map((k) => run.clients[k]);
+}
 
 // The page from its data; again, and keeping what the reader has chosen, when there are newer ones.
 function fill() {
@@ -657,6 +677,7 @@ function fill() {
   byId("notes").replaceChildren(...data.notes.map((note) => make("li", {}, note)));
   byId("main").hidden = !data.runs.length;
   if (!data.runs.length) return;
+  data.runs.forEach(unpack);
   byId("command").textContent = data.command;
   byId("settings").textContent = data.settings;
   byId("environment").replaceChildren(table(["what", "which"], Object.entries(data.environment).map(([key, value]) => [key, String(value)]), "Environment"));
@@ -678,7 +699,7 @@ byId("slider").addEventListener("input", (event) => { state.chosen = true; pause
 byId("play").addEventListener("click", () => { state.chosen = true; play(); });
 byId("axis").addEventListener("change", () => { drawCurves(); fillCurves(); });
 byId("near").addEventListener("change", drawCurves);
-for (const id of ["weights", "truth"]) byId(id).addEventListener("pointermove", readPair);
+for (const id of ["weights", "truth"]) pointed(byId(id), readPair);
 fill();
 dark.addEventListener("change", redraw);
 let width = document.body.clientWidth;

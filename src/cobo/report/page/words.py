@@ -6,7 +6,7 @@ from typing import Any
 from cobo.methods import METHODS
 from cobo.report import table
 from cobo.report.page import graphs
-from cobo.report.summary import Results, Runs
+from cobo.report.summary import Results, Runs, groups_score, has_truth
 
 COLUMNS = {
     "accuracy %": "mean over clients of the share of test samples that they get right, in the end",
@@ -31,7 +31,7 @@ def finding(results: Results, runs: Runs) -> str:
     m, seeds = results["methods"][method], runs[method]
     parted = [found for found in (graphs.found(run) for run in seeds.values()) if found is not None]
     if parted:
-        said = f"{title(method)} found {_span([len(found.groups) for found in parted])}{_right(m, len(seeds))}"
+        said = f"{title(method)} found {_span([len(found.groups) for found in parted])}{_right(list(seeds.values()))}"
     elif len(results["methods"]) > 1 and method == table.best(results):
         said = f"{title(method)} is best of those that are told nothing of the groups"
     elif method in _going(results):
@@ -89,7 +89,16 @@ def notes(results: Results, runs: Runs) -> list[str]:
         said.append(f"Evaluated only once, so a point instead of a curve: {_listed(once)}.")
     if "local" not in runs:
         said.append("Local was not run here, so nobody can be compared with training alone.")
+    apart = [f"{who} ({method} seed {seed})" for method, seeds in runs.items() for seed, run in seeds.items()
+             if (who := _in_one_only(run, runs.get("local", {}).get(seed)))]  # fmt: skip
+    if apart:
+        said.append(f"In one of the run and Local with the same seed only, so not compared: {_listed(apart)}.")
     return said
+
+
+def _in_one_only(run: dict[str, Any], local: dict[str, Any] | None) -> str:
+    """The clients that only one of a run and Local has."""
+    return "" if local is None else _listed(sorted({*run["names"]} ^ {*local["names"]}))
 
 
 def _without(run: dict[str, Any], score: str) -> str:
@@ -114,13 +123,15 @@ def _span(counts: Sequence[int]) -> str:
     return f"{low} to {high} groups"
 
 
-def _right(m: dict[str, Any], seeds: int) -> str:
+def _right(seeds: Sequence[dict[str, Any]]) -> str:
     """Whether they are the true ones, where those are known."""
-    if m["groups_score"] is None:
+    scores = [groups_score(run) for run in seeds if has_truth(run)]
+    if not scores:
         return ""
-    if m["groups_score"] == 1:
-        return ", the true ones"
-    return ", not the true ones" if seeds == 1 else ", not with every seed the true ones"
+    right = scores.count(1)
+    if 0 < right < len(scores):
+        return f", the true ones with {right} of {len(scores)} seeds"
+    return ", the true ones" if right else ", not the true ones"
 
 
 def _better(m: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cobo.errors import CoboError
 from cobo.report.summary import Runs, called, ordered, places
 from cobo.training.events import Event
 from cobo.training.records import listed, read_metrics, unpack_weights
@@ -23,11 +24,25 @@ class Going(NamedTuple):
     run: dict[str, Any] | None
 
 
-def read_going(folder: Path) -> list[Going]:
-    """The runs in a folder that have begun: METHOD/seed-K, or the folder's own."""
-    begun = places(folder, "events.jsonl")
-    found = [_read(folder, place) for place in begun if not (place / "result.json").exists()]
-    return [going for going in found if going is not None]
+def read_going(folder: Path) -> tuple[list[Going], list[str]]:
+    """The runs in a folder that have begun, METHOD/seed-K or the folder's own; and why others cannot be read."""
+    found, problems = [], []
+    for place in places(folder, "events.jsonl"):
+        if (place / "result.json").exists():
+            continue
+        try:
+            going = _read(folder, place)
+        except FileNotFoundError:  # replaced or moved away just now, which is no problem
+            raise
+        except Exception as error:  # files from elsewhere may be wrong in any way
+            problems.append(f"{place} cannot be read: {said(error)}")
+        else:
+            found += [] if going is None else [going]
+    return found, problems
+
+
+def said(error: Exception) -> str:
+    return str(error) if isinstance(error, CoboError) else f"{type(error).__name__}: {error}"
 
 
 def as_runs(found: list[Going]) -> Runs:

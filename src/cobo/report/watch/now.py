@@ -7,10 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cobo.errors import CoboError
 from cobo.report.page import build
 from cobo.report.summary import Results, Runs, ordered, read_runs
-from cobo.report.watch.going import Going, as_runs, read_going
+from cobo.report.watch.going import Going, as_runs, read_going, said
 
 FILES = ("events.jsonl", "metrics.jsonl", "weights.safetensors", "result.json")
 PAUSE = 1.0  # seconds between two readings, at least
@@ -51,10 +50,8 @@ class Now:
             return self._read()
         except FileNotFoundError:
             raise
-        except CoboError as error:
-            return self._empty([], str(error))
         except Exception as error:
-            return self._empty([], f"{type(error).__name__}: {error}")
+            return self._empty([], said(error))
 
     def _fingerprint(self) -> str:
         paths = [self._folder / "experiment.toml"]
@@ -72,13 +69,14 @@ class Now:
 
     def _read(self) -> dict[str, Any]:
         """Methods of which a seed is finished are in the table with those that are; others as far as they have come."""
-        finished, going = read_runs(self._folder), read_going(self._folder)
+        finished, (going, problems) = read_runs(self._folder), read_going(self._folder)
         begun = as_runs(going)
         counted = ordered({**{m: seeds for m, seeds in begun.items() if m not in finished}, **finished})
         if not counted:
-            return self._empty(going, "")
+            return self._empty(going, " ".join(problems))
         results = self._summarise(counted)
         data = build.gathered(self._folder, results, counted, begun)
+        data["notes"] += problems
         return {**data, "live": _live(going, sum(len(seeds) for seeds in finished.values()))}
 
     def _empty(self, going: list[Going], problem: str) -> dict[str, Any]:
