@@ -278,15 +278,30 @@ def test_kills_restarts_impostors_and_bad_replies_do_not_harm_the_others(deploym
     until(lambda: not marked(str(d.work)), "all processes to end", 120)
 
 
-def test_the_simulation_is_the_run_of_one_process_and_leaves_no_process_behind(tmp_path):
+def test_a_simulation_stopped_by_ctrl_c_ends_at_once_and_goes_on_as_the_run_of_one_process(tmp_path):
     env = {**os.environ, "FLWR_HOME": str(tmp_path / "flwr"), "OMP_NUM_THREADS": "1", "MARK": str(tmp_path)}
     options = ["--rounds", "10", "--set", "groups=2", "--set", "clients_per_group=1", "--set", "cobo.gamma=1.0"]
-    for command, out in ((["flower", "simulate"], "apart"), (["run"], "together")):
-        line = [sys.executable, "-m", "cobo", *command, "digits", *options, "--out", str(tmp_path / out)]
-        done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=1500)
+
+    def command(*words, out):
+        return [sys.executable, "-m", "cobo", *words, "digits", *options, "--out", str(tmp_path / out)]
+
+    apart, together = (tmp_path / out / "cobo" / "seed-0" for out in ("apart", "together"))
+    simulate = command("flower", "simulate", out="apart")
+    with subprocess.Popen(simulate, env=env, stderr=subprocess.PIPE, text=True, start_new_session=True) as stopped:
+        try:
+            until(lambda: any((apart / "checkpoint").glob("round-*")), "a checkpoint", 300, run=stopped)
+            os.killpg(stopped.pid, signal.SIGINT)  # as a terminal does
+            _, said = stopped.communicate(timeout=60)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(stopped.pid, signal.SIGKILL)
+    assert stopped.returncode == 130, said
+    assert "cobo: stopped by the user; go on with the same command and --resume" in said
+    assert not (apart / "result.json").exists()
+    for line in ([*simulate, "--resume"], command("run", out="together")):
+        done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "cobo" in done.stdout
-    apart, together = (tmp_path / out / "cobo" / "seed-0" for out in ("apart", "together"))
     names = sorted(path.name for path in (together / "models").iterdir())
     assert len(names) == 2
     for name in names:

@@ -1,7 +1,7 @@
 """The server's link to clients through Flower's grid: who is there, who they are, orders out and replies in."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import version
 from typing import TypeVar
 
@@ -9,6 +9,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 import cobo
+from cobo.errors import Interrupted
 from cobo.federation import Federation
 from cobo.flower.plan import Plan
 from cobo.flower.records import pack, unpack
@@ -21,10 +22,20 @@ UNAVAILABLE = (3, 4, 5)  # Flower's codes for nodes and messages that are gone
 
 
 class GridLink:
-    """Nodes are known by the names of their clients, once they have said hello and are found to fit."""
+    """Nodes are known by the names of their clients, once they have said hello and are found to fit.
 
-    def __init__(self, grid: Grid, plan: Plan, federation: Federation, tell: Listener) -> None:
-        self._grid, self._plan, self._tell = grid, plan, tell
+    Whoever can stop the run from outside of the ServerApp gives `stopped`, at which waiting for replies ends.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        plan: Plan,
+        federation: Federation,
+        tell: Listener,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._grid, self._plan, self._tell, self._stopped = grid, plan, tell, stopped
         self._blueprint = federation.blueprint
         self._known: dict[int, Hello] = {}  # by node
         self._greeted: dict[str, int] = {}  # node by message, until it answers
@@ -53,6 +64,8 @@ class GridLink:
                     self._receive(sent.pop(question), message, replies)
             if (orders and not sent) or (not orders and not self._greeted) or time.monotonic() > end:
                 break
+            if self._stopped():
+                raise Interrupted("stopped by the user")
             time.sleep(POLL)
             if time.monotonic() - greeted > GREET:
                 self._greet()

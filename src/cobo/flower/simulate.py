@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import os
+import threading
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -16,7 +17,7 @@ from flwr.simulation import run_simulation
 from safetensors.torch import load_file
 
 from cobo.compute.task import Task
-from cobo.errors import ConfigError
+from cobo.errors import ConfigError, Interrupted
 from cobo.experiments import EXPERIMENTS, Experiment
 from cobo.experiments.experiment import Parts
 from cobo.experiments.runner import Claim
@@ -46,7 +47,7 @@ def simulate(
     plan.check()
     table = experiment.model_dump_json(exclude_none=True)
     servers: list[Server] = []
-    server = ServerApp()
+    server, stopped = ServerApp(), threading.Event()
 
     def tell(event: Event) -> None:
         claim(event)
@@ -54,14 +55,18 @@ def simulate(
 
     @server.main()
     def main(grid: Grid, context: Context) -> None:
-        servers.append(serve(plan, parts.model, lambda s, heard: GridLink(grid, plan, s.remote, heard), tell))
+        def link(server: Server, heard: Listener) -> GridLink:
+            return GridLink(grid, plan, server.remote, heard, stopped.is_set)
+
+        with contextlib.suppress(Interrupted):  # Ctrl-C is raised in the main thread, too
+            servers.append(serve(plan, parts.model, link, tell))
 
     def party(context: Context) -> Party:
         parts = _parts(experiment.experiment, table, seed)
         client = parts.clients[int(context.node_config["partition-id"])]
         return Party(client, parts.model, Task(parts.loss), plan, place / "parties")
 
-    _quietly(server, answering(party), len(parts.clients))
+    _quietly(server, answering(party), len(parts.clients), stopped)
     result = _with_models(servers[0], parts, place)
     result.save(place)
     return result
@@ -84,8 +89,11 @@ def _parts(kind: str, table: str, seed: int) -> Parts:
     return EXPERIMENTS[kind](**json.loads(table)).parts(seed)
 
 
-def _quietly(server: ServerApp, client: object, nodes: int) -> None:
-    """Flower's simulation, with nothing sent to Flower, and no process left behind."""
+def _quietly(server: ServerApp, client: object, nodes: int, stopped: threading.Event) -> None:
+    """Flower's simulation, with nothing sent to Flower, and no process left behind.
+
+    The ServerApp has a thread of its own, which Python waits for and nobody else tells that all is over.
+    """
     usual = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
     for name, value in usual.items():
         os.environ.setdefault(name, value)
@@ -94,6 +102,7 @@ def _quietly(server: ServerApp, client: object, nodes: int) -> None:
     try:
         run_simulation(server, client, nodes, backend_config=resources)  # type: ignore[arg-type]
     finally:
+        stopped.set()
         with contextlib.suppress(Exception):
             ray.shutdown()
 
