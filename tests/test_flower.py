@@ -483,3 +483,68 @@ def test_who_was_refused_is_asked_again_later_and_the_reason_is_told_once(tmp_pa
         link._greet()
         assert len(greeted) == often
     assert [event["message"] for event in events if event["event"] == "refused"] == ["no data yet"]
+
+
+class SuperLink:
+    """What Flower's grid asks for, of replies that are here as bytes; as the real one, it gives each of them once."""
+
+    def __init__(self, replies):
+        from flwr.supercore.inflatable.inflatable_utils import validate_object_content
+
+        self.replies, self.contents = replies, {k: c for _, contents in replies.values() for k, c in contents.items()}
+        for content in self.contents.values():
+            validate_object_content(content)  # all that is looked at when a node sends it
+
+    def PullMessages(self, request):
+        from flwr.proto.message_pb2 import Message, Metadata, ObjectTree
+        from flwr.proto.runtime_pb2 import PullAppMessagesResponse
+
+        came = [self.replies.pop(question) for question in request.message_ids if question in self.replies]
+        trees = [ObjectTree(object_id=id, children=[ObjectTree(object_id=k) for k in found]) for id, found in came]
+        messages = [Message(metadata=Metadata(message_id=id)) for id, _ in came]
+        return PullAppMessagesResponse(messages_list=messages, message_object_trees=trees)
+
+    def PullObject(self, request):
+        from flwr.proto.message_pb2 import PullObjectResponse
+
+        content = self.contents[request.object_id]
+        return PullObjectResponse(object_found=True, object_available=True, object_content=content)
+
+    def ConfirmMessageReceived(self, request):
+        pass
+
+
+def in_bytes(question, reply, instead=None):
+    """A reply as a node sends it, with the id of its message; `instead` may stand in the place of its content."""
+    from flwr.app.message.message import make_message
+    from flwr.app.metadata import Metadata
+    from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_id
+
+    metadata = Metadata(0, "", 1, 1, question, "", 0.0, 60.0, "train")
+    message = make_message(metadata, pack(reply))
+    contents = {key: item.deflate() for key, item in get_all_nested_objects(message).items()}
+    whole = contents.pop(message.object_id)
+    if instead is not None:
+        whole = whole.replace(message.content.object_id.encode(), get_object_id(instead).encode())
+        contents = {get_object_id(instead): instead}
+    return get_object_id(whole), {get_object_id(whole): whole, **contents}
+
+
+def test_a_reply_that_flower_itself_cannot_read_is_its_clients_alone(tmp_path, monkeypatch):
+    from flwr.superlink.grid.http_grid import HttpGrid
+
+    replies = {question: a_reply() for question in ("m0", "m2")}
+    sent = {question: in_bytes(question, reply) for question, reply in replies.items()}
+    sent["m1"] = in_bytes("m1", a_reply(), b"RecordDict  3\x00abc")
+    grid = HttpGrid(token="token")
+    grid._run, grid._client = SimpleNamespace(run_id=1), SuperLink(sent)
+    monkeypatch.setattr(grid, "get_nodes", list)
+    monkeypatch.setattr(grid, "push_messages", lambda messages: ["m0", "m1", "m2"])
+    monkeypatch.setattr("cobo.flower.link.Message", lambda *_, **__: "order")
+    plan = plan_of(tmp_path)
+    link = GridLink(grid, plan, Server(plan, model, tmp_path, lambda event: None).remote, lambda event: None)
+    link._known = {node: Hello(name) for node, name in enumerate(NAMES)}
+    heard = link.exchange({name: Order("ab", 3) for name in NAMES}, timeout=5)
+    assert heard["south"].startswith("it cannot be read: ")
+    for name in ("north", "east"):
+        assert torch.equal(heard[name].model, a_reply().model)
