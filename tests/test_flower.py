@@ -208,6 +208,28 @@ def test_a_reply_that_cannot_be_right_is_refused_by_name_and_touches_nobody(tmp_
         assert_same(models_and_weights(server, tmp_path), models_and_weights(away, tmp_path))
 
 
+def test_of_two_that_begin_the_one_that_is_far_too_long_is_refused(tmp_path):
+    def meddle(name, order, reply):
+        return BAD["huge"](reply) if name == "south" and order.round == 0 else reply
+
+    plan = plan_of(tmp_path, clients="north, south")
+    server, _, events = run(plan, tmp_path, meddle=meddle, who=lambda round: NAMES[:2])
+    assert [(e["client"], e["round"]) for e in events if e["event"] == "refused"] == [("south", 0)]
+    assert float(server.rule.state.X.norm(dim=1).max()) < 10
+
+
+def test_who_grows_little_by_little_is_refused_before_it_carries_the_others_away(tmp_path):
+    def meddle(name, order, reply):
+        grown = name == "east" and order.steps
+        return replace(reply, model=reply.model + 0.1 * 9.0**order.round) if grown else reply
+
+    server, _, events = run(plan_of(tmp_path, rounds=30), tmp_path, meddle=meddle)
+    refused = [event for event in events if event["event"] == "refused"]
+    assert {event["client"] for event in refused} == {"east"}
+    assert len(refused) > 20
+    assert float(server.rule.state.X.norm(dim=1).max()) < 100
+
+
 def test_counts_that_cannot_be_are_no_message():
     for kind, count in ((Hello, "samples"), (Reply, "gradients")):
         known = {"name": "north"} | ({} if kind is Hello else {"run": "a", "round": 0})
