@@ -323,6 +323,17 @@ def test_who_comes_later_begins_at_the_others_mean(tmp_path):
     assert [(e["round"], e["clients"]) for e in events if e["event"] == "joined"] == [(4, ["north"])]
 
 
+def test_on_a_simplex_a_warning_says_for_whom_w_waits(tmp_path):
+    plan = plan_of(tmp_path, fewest=2, **{"cobo.domain": "simplex", "cobo.gamma": 1.0, "cobo.sampling": "every"})
+    _, _, events = run(plan, tmp_path, who=without("north", 4, 5, 8))
+    warned = [event for event in events if event["event"] == "warning"]
+    assert [event["round"] for event in warned] == [4, 8]
+    assert all("W rests without north" in event["message"] for event in warned)
+    snapshots = dict(cobo.training.records.unpack_weights(tmp_path / "out" / "weights.safetensors", NAMES))
+    assert (snapshots[4] == snapshots[6]).all()
+    assert (snapshots[6] != snapshots[7]).any()
+
+
 def test_a_client_is_sent_no_more_than_it_needs(tmp_path):
     """The pull of its peers together, the midpoints of its pairs, and no name of anyone."""
     _, hand, _ = run(plan_of(tmp_path, **{"cobo.sampling": "every"}), tmp_path)

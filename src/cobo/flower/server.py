@@ -44,6 +44,7 @@ class Server:
         self.last = dict.fromkeys(plan.clients, -1)  # the round of each client that counted last
         self.since: dict[str, int] = {}  # who has taken part, from which round on
         self.lost: set[str] = set()  # who needs a model to go on with
+        self._waited_for: list[str] = []  # while W rests
         self.checks = Checks(self.rule, self.remote.names, plan.tolerance)
         self.journal = Journal(plan, folder, lambda why: tell({"event": "warning", "message": why}))
 
@@ -148,6 +149,7 @@ class Server:
             self._tell({"event": "evaluated", **line})
         if round < self.plan.rounds:
             self.rule.hear(orders, good)
+            self._say_whether_w_rests([name for i, name in enumerate(names) if i not in good])
             joined = [names[i] for i in good if names[i] not in self.since]
             if joined and self.since:
                 self._tell({"event": "joined", "round": round, "clients": joined})
@@ -162,6 +164,14 @@ class Server:
                      "longest": self.checks.longest, "samples": self.remote.counted.tolist()}  # fmt: skip
             journal.save(self.round, self.rule.tensors(), facts)
         return True
+
+    def _say_whether_w_rests(self, missing: list[str]) -> None:
+        """On a simplex, a name that never comes would else silently keep W as it was for the whole run."""
+        if self.plan.on_simplex and missing and missing != self._waited_for:
+            why = f"W rests without {', '.join(missing)}: on a simplex weights sum to one over all clients"
+            remedy = "set cobo.domain = 'box' if clients come and go, and leave out of clients who does not come"
+            self._tell({"event": "warning", "round": self.round, "message": f"{why}; {remedy}"})
+        self._waited_for = missing
 
 
 def serve(
