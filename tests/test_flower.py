@@ -230,6 +230,15 @@ def test_who_grows_little_by_little_is_refused_before_it_carries_the_others_away
     assert float(server.rule.state.X.norm(dim=1).max()) < 100
 
 
+def test_a_personal_gradient_of_ditto_that_is_not_finite_is_told_and_nothing_is_kept(tmp_path):
+    party = Party(clients()[0], model, Task(), plan_of(tmp_path, "ditto"), tmp_path)
+    start = party.federation.blueprint.start
+    reply = party.answer(Order("ab", 0, steps=1, start=torch.full_like(start, 1e38), shared=start))
+    assert reply.problem == "its gradient is not finite"
+    assert reply.direction is None
+    assert list(tmp_path.glob("ab/north/checkpoint/*")) == []
+
+
 def test_counts_that_cannot_be_are_no_message():
     for kind, count in ((Hello, "samples"), (Reply, "gradients")):
         known = {"name": "north"} | ({} if kind is Hello else {"run": "a", "round": 0})
