@@ -590,3 +590,50 @@ def test_a_reply_that_flower_itself_cannot_read_is_its_clients_alone(tmp_path, m
     assert heard["south"].startswith("it cannot be read: ")
     for name in ("north", "east"):
         assert torch.equal(heard[name].model, a_reply().model)
+
+
+# An experiment's simulation, but for Ray
+
+
+@pytest.fixture
+def simulated(tmp_path, monkeypatch):
+    """`cobo flower simulate digits` with two clients, whose messages are handed over in this process."""
+    from cobo.flower import simulate
+
+    folder = tmp_path / "run"
+
+    def run(method, *changes, **options):
+        small = ["groups=2", "clients_per_group=1", "rounds=2", *changes]
+        experiment = cobo.experiments.load_experiment("digits", cobo.experiments.EXPERIMENTS, small)
+        parts = experiment.parts(0)
+
+        def link(grid, plan, *_):
+            hand = Hand(plan, Path(plan.out) / "parties", who=lambda round: plan.clients, model=parts.model)
+            hand.clients = {client.name: client for client in parts.clients}
+            return hand
+
+        monkeypatch.setattr(simulate, "GridLink", link)
+        monkeypatch.setattr(simulate, "_quietly", lambda server, *_: server(None, None))
+        given = {"local_steps": None, "resume": False, "listener": lambda event: None, **options}
+        return simulate.simulate(experiment, method, 0, folder, **given)
+
+    run.folder = folder
+    return run
+
+
+@pytest.mark.parametrize(
+    ("changes", "asked", "steps"), [([], None, 1), ([], 3, 3), (["fedavg.local_steps=5"], None, 5)], ids=str
+)
+def test_a_simulation_takes_the_steps_that_were_set_and_records_them(simulated, changes, asked, steps):
+    result = simulated("fedavg", *changes, local_steps=asked)
+    assert result.training["local_steps"] == result.method["local_steps"] == steps
+    assert result.history[-1]["gradients"] == 2 * 2 * steps
+    recorded = cobo.experiments.load_experiment(str(simulated.folder / "experiment.toml"), cobo.experiments.EXPERIMENTS)
+    assert recorded.method("fedavg").local_steps == steps
+
+
+def test_steps_that_are_set_twice_and_differ_are_refused(simulated):
+    with pytest.raises(ConfigError, match=r"--local-steps 3 and fedavg.local_steps = 5 are not the same"):
+        simulated("fedavg", "fedavg.local_steps=5", local_steps=3)
+    assert not simulated.folder.exists()
+    assert simulated("cobo", local_steps=3).history[-1]["gradients"] >= 2 * 2 * 3

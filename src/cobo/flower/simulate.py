@@ -35,15 +35,26 @@ METHODS = ("cobo", "local", "fedavg", "ditto")
 
 
 def simulate(
-    experiment: Experiment, method: str, seed: int, folder: Path, *, local_steps: int, resume: bool, listener: Listener
+    experiment: Experiment,
+    method: str,
+    seed: int,
+    folder: Path,
+    *,
+    local_steps: int | None,
+    resume: bool,
+    listener: Listener,
 ) -> Result:
-    """One method with one seed, recorded in FOLDER/METHOD/seed-K, with the clients' disks in its `parties`."""
+    """One method with one seed, recorded in FOLDER/METHOD/seed-K, with the clients' disks in its `parties`.
+
+    Without `local_steps` they are the method's own (FedAvg, Ditto), or 1.
+    """
     if method not in METHODS:
         raise ConfigError(f"method {method!r} cannot be run with Flower; it should be one of {', '.join(METHODS)}")
     place = folder / method / f"seed-{seed}"
+    experiment = _with_steps(experiment, method, local_steps)
     claim = Claim(folder, experiment)
     parts = experiment.parts(seed)
-    plan = _plan(experiment, method, seed, parts, place, local_steps, resume)
+    plan = _plan(experiment, method, seed, parts, place, resume, local_steps or 1)
     plan.check()
     table = experiment.model_dump_json(exclude_none=True)
     servers: list[Server] = []
@@ -72,11 +83,22 @@ def simulate(
     return result
 
 
+def _with_steps(experiment: Experiment, method: str, asked: int | None) -> Experiment:
+    """The experiment with the steps that were asked for, if they are one of the method's settings."""
+    own = experiment.methods.get(method, {})
+    if asked is None or "local_steps" not in type(experiment.method(method)).model_fields:
+        return experiment
+    if own.get("local_steps", asked) != asked:
+        given = own["local_steps"]
+        raise ConfigError(f"--local-steps {asked} and {method}.local_steps = {given} are not the same; give one")
+    return experiment.replace(methods={**experiment.methods, method: {**own, "local_steps": asked}})
+
+
 def _plan(
-    experiment: Experiment, method: str, seed: int, parts: Parts, place: Path, local_steps: int, resume: bool
+    experiment: Experiment, method: str, seed: int, parts: Parts, place: Path, resume: bool, local_steps: int
 ) -> Plan:
-    chosen = experiment.method(method)
-    own = {k: v for k, v in chosen.model_dump().items() if k != "local_steps"}
+    own = experiment.method(method).model_dump()
+    local_steps = own.pop("local_steps", local_steps)
     training = Training(**experiment.training(method, seed)).model_dump()
     clients = tuple(client.name for client in parts.clients)
     ours: dict[str, Any] = {"clients": clients, "chosen": method, "own": own, "local_steps": local_steps}
