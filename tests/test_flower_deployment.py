@@ -32,21 +32,22 @@ PARTIES = ("north", "south", "east", "west")
 GOOD = PARTIES[:3]
 SETTINGS = {"clients": ", ".join(PARTIES), "rounds": 6, "local-steps": 10, "batch-size": 20, "timeout": 1200}
 
-# The parties of the test, in the place of the example's: points in the plane; south has its labels the other way round.
+# The parties of the test, in the place of the example's: two clouds that overlap, and few samples of them, so that who
+# learns alone learns less; south has its labels the other way round.
 TASK = """
 import torch
 from torch import nn
 import cobo
 
 def make_model():
-    return nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2))
+    return nn.Sequential(nn.Linear(20, 8), nn.Tanh(), nn.Linear(8, 2))
 
 def party(name):
     random = torch.Generator().manual_seed(sum(name.encode()))
-    y = torch.randint(0, 2, (300,), generator=random)
-    x = torch.randn(300, 2, generator=random) + 8 * (y[:, None] - 0.5)
+    y = torch.randint(0, 2, (2040,), generator=random)
+    x = torch.randn(2040, 20, generator=random) + 0.6 * (y[:, None] - 0.5)
     y = 1 - y if name == "south" else y
-    return cobo.Client(name, train=(x[:100], y[:100]), test=(x[100:], y[100:]))
+    return cobo.Client(name, train=(x[:40], y[:40]), test=(x[40:], y[40:]))
 
 def load_client(context):
     return party(str(context.node_config["name"]))
@@ -201,17 +202,23 @@ def deployment(tmp_path):
         made.step("down", check=False)
 
 
-def clean_run(folder):
-    """The same plan with the three that mean well, and nothing in the way; in this process."""
+def in_this_process(folder, who=lambda round: GOOD, **changes):
+    """The same plan, with those who mean well in each round and nothing in the way: models, W and last scores."""
     space: dict = {}
     exec(compile(TASK, "task", "exec"), space)
     config = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
     config |= {f"cobo.{key}": value for key, value in config.pop("cobo").items()}
-    plan = Plan.of({**config, **SETTINGS, "out": str(folder / "clean"), "fewest": 3})
-    hand = Hand(plan, folder / "clean-disks", who=lambda round: GOOD, model=space["make_model"])
+    plan = Plan.of({**config, **SETTINGS, "out": str(folder / "out"), "fewest": 2, **changes})
+    hand = Hand(plan, folder / "disks", who=who, model=space["make_model"])
     hand.clients = {name: space["party"](name) for name in GOOD}
-    serve(plan, space["make_model"], lambda server, tell: hand, lambda event: None)
-    return json.loads((folder / "clean" / "metrics.jsonl").read_text().splitlines()[-1])["clients"]
+    server = serve(plan, space["make_model"], lambda server, tell: hand, lambda event: None)
+    models = {name: model_on(folder / "disks", name) for name in GOOD}
+    return models, server.rule.weights, server.result.history[-1]["client_accuracy"][:3]
+
+
+def model_on(disk, name):
+    (path,) = disk.glob(f"*/{name}/models/{name}.safetensors")
+    return load_file(path)
 
 
 def test_kills_restarts_impostors_and_bad_replies_do_not_harm_the_others(deployment, tmp_path):
@@ -252,6 +259,7 @@ def test_kills_restarts_impostors_and_bad_replies_do_not_harm_the_others(deploym
     assert (first["round"], second["run"]) == (0, first["run"])
     assert second["round"] > missed
     lines = [json.loads(line) for line in (d.work / "out" / "metrics.jsonl").read_text().splitlines()]
+    result = json.loads((d.work / "out" / "result.json").read_text())
     assert [line["round"] for line in lines] == list(range(7))
     assert "north" not in lines[missed]["clients"]
     why = {e.get("round"): e["message"] for e in d.events("refused") if e["client"] == "west"}
@@ -260,11 +268,15 @@ def test_kills_restarts_impostors_and_bad_replies_do_not_harm_the_others(deploym
     assert "length" in why[2]
     assert "west falls over" in why[3]
     assert {e["client"] for e in d.events("refused")} == {"west"}  # north went on with its model from its disk
-    clean = clean_run(tmp_path)
+    models, W, scores = in_this_process(tmp_path / "again", lambda round: lines[round]["clients"])
+    torch.testing.assert_close(torch.tensor(result["weights"]), W, rtol=0, atol=1e-4)
     for name in GOOD:
-        assert lines[-1]["clients"][name]["accuracy"] == pytest.approx(clean[name]["accuracy"], abs=0.5), name
-        (path,) = (d.work / f"disk-of-{name}").glob(f"*/{name}/models/{name}.safetensors")
-        assert all(torch.isfinite(t).all() for t in load_file(path).values())
+        there = model_on(d.work / f"disk-of-{name}", name)
+        torch.testing.assert_close(there, models[name], rtol=0, atol=1e-4, msg=lambda why, name=name: f"{name}: {why}")
+    *_, clean = in_this_process(tmp_path / "clean")
+    *_, alone = in_this_process(tmp_path / "alone", method="local")
+    assert scores == pytest.approx(clean, abs=0.5)
+    assert clean[0] + clean[2] > alone[0] + alone[2] + 2  # north and east have helped each other
 
     assert len({e["node"] for e in d.events("connected")}) == len(PARTIES)
     for started, log, reason in zip(d.impostors, (unknown, astray), ("activate", "CERTIFICATE"), strict=True):
