@@ -179,7 +179,7 @@ BAD = {
     "an old one": lambda r: replace(r, round=r.round - 1),
     "of another run": lambda r: replace(r, run="0" * 32),
     "not asked for": lambda r: replace(r, direction=r.model),
-    "impossible scores": lambda r: replace(r, measured={"accuracy": 1.7e308}),
+    "no pairs": lambda r: replace(r, pairs=None),
     "a zero-dimensional model": lambda r: replace(r, model=r.model.sum()),
     "pairs of integers": lambda r: replace(r, pairs=r.pairs.int()),
 }
@@ -237,6 +237,31 @@ def test_a_personal_gradient_of_ditto_that_is_not_finite_is_told_and_nothing_is_
     assert reply.problem == "its gradient is not finite"
     assert reply.direction is None
     assert list(tmp_path.glob("ab/north/checkpoint/*")) == []
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"accuracy": float("nan"), "loss": -1e300},
+        {"accuracy": 100.5, "loss": float("inf")},
+        {"accuracy": 1.7e308, "loss": 1.7e308},
+    ],
+    ids=str,
+)
+def test_scores_that_cannot_be_are_told_and_left_out_of_the_mean(tmp_path, said):
+    def meddle(name, order, reply):
+        return replace(reply, measured=said) if name == "east" and order.round == 2 else reply
+
+    plan = plan_of(tmp_path, rounds=3)
+    server, _, events = run(plan, tmp_path, meddle=meddle)
+    warned = [(e["round"], e["client"]) for e in events if e["event"] == "warning"]
+    assert warned == [(2, "east")]
+    line = json.loads((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()[2])
+    assert line["clients"]["east"] == {}
+    for score in said:
+        assert line[score] == pytest.approx(sum(line["clients"][name][score] for name in NAMES[:2]) / 2)
+    honest, *_ = run(plan.replace(out=str(tmp_path / "honest")), tmp_path)
+    assert_same(models_and_weights(server, tmp_path), models_and_weights(honest, tmp_path))
 
 
 def test_counts_that_cannot_be_are_no_message():

@@ -1,6 +1,5 @@
 """Every reply is checked before it touches a model or W: shape, type, finite, not far longer than what came before."""
 
-import math
 import statistics
 from collections.abc import Mapping
 
@@ -11,7 +10,13 @@ from cobo.flower.wire import TENSORS, Reply
 
 Lengths = dict[str, float]
 
-LARGEST = 1e305  # score, of which a thousand can be summed
+LARGEST = torch.finfo(torch.float32).max
+POSSIBLE = {"accuracy": (0.0, 100.001), "perplexity": (0.999, LARGEST), "loss": (-LARGEST, LARGEST)}  # but for rounding
+
+
+def impossible(measured: Mapping[str, float]) -> list[str]:
+    """The scores of a client that cannot be; they are its word, and say nothing about its reply."""
+    return [k for k, (low, high) in POSSIBLE.items() if k in measured and not low <= measured[k] <= high]
 
 
 class Checks:
@@ -72,8 +77,6 @@ class Checks:
         for kind in TENSORS[Reply]:
             if kind not in shapes and getattr(reply, kind) is not None:
                 return f"it has {kind}, for which it was not asked"
-        if any(abs(value) > LARGEST for value in reply.measured.values() if math.isfinite(value)):
-            return "its scores are too large to be any"
         for kind, shape in shapes.items():
             vectors = getattr(reply, kind)
             if vectors is None:

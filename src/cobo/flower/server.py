@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from torch import nn
 
 from cobo.errors import CoboError, ConfigError, RunError
-from cobo.flower.checks import Checks
+from cobo.flower.checks import Checks, impossible
 from cobo.flower.journal import Journal
 from cobo.flower.plan import Plan
 from cobo.flower.rules import Orders, Remote, make_rule
@@ -145,7 +145,7 @@ class Server:
         journal.bytes += sum(_size(o) for o in orders.values()) + sum(_size(r) for r in good.values())
         journal.gradients += sum(reply.gradients for reply in good.values())
         if any(order.evaluate for order in orders.values()):
-            line = journal.measure(round, W, {names[i]: reply.measured for i, reply in sorted(good.items())})
+            line = journal.measure(round, W, {names[i]: self._scores(names[i], good[i]) for i in sorted(good)})
             self._tell({"event": "evaluated", **line})
         if round < self.plan.rounds:
             self.rule.hear(orders, good)
@@ -164,6 +164,15 @@ class Server:
                      "longest": self.checks.longest, "samples": self.remote.counted.tolist()}  # fmt: skip
             journal.save(self.round, self.rule.tensors(), facts)
         return True
+
+    def _scores(self, name: str, reply: Reply) -> dict[str, float]:
+        """Without those that cannot be, which would spoil everyone's mean."""
+        wrong = impossible(reply.measured)
+        if wrong:
+            told = ", ".join(f"{score} {reply.measured[score]:g}" for score in wrong)
+            message = f"{name} has measured {told}, which cannot be and is left out of the mean"
+            self._tell({"event": "warning", "round": self.round, "client": name, "message": message})
+        return {score: value for score, value in reply.measured.items() if score not in wrong}
 
     def _say_whether_w_rests(self, missing: list[str]) -> None:
         """On a simplex, a name that never comes would else silently keep W as it was for the whole run."""
