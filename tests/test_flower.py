@@ -1,11 +1,13 @@
 """The Flower engine without a network: server and clients as they are, messages handed over in this process."""
 
 import ast
+import importlib
 import json
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -662,3 +664,25 @@ def test_steps_that_are_set_twice_and_differ_are_refused(simulated):
         simulated("fedavg", "fedavg.local_steps=5", local_steps=3)
     assert not simulated.folder.exists()
     assert simulated("cobo", local_steps=3).history[-1]["gradients"] >= 2 * 2 * 3
+
+
+# The example
+
+
+def test_the_example_as_it_is_shipped_ends_as_its_readme_says(tmp_path, monkeypatch):
+    example = Path(__file__).parent.parent / "examples" / "flower"
+    monkeypatch.syspath_prepend(example)
+    config = tomllib.loads((example / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    apps = {side: importlib.import_module(where.removesuffix(":app")) for side, where in config["components"].items()}
+    assert type(apps["serverapp"].app).__name__ == "ServerApp"
+    assert type(apps["clientapp"].app).__name__ == "ClientApp"
+    task = importlib.import_module("digits_parties.task")
+    settings = {k: v for k, v in config["config"].items() if k != "cobo"}
+    settings |= {f"cobo.{key}": value for key, value in config["config"]["cobo"].items()}
+    plan = Plan.of({**settings, "out": str(tmp_path / "out")})
+    hand = Hand(plan, tmp_path, model=task.make_model)
+    nodes = {name: SimpleNamespace(node_config={"name": name}) for name in plan.clients}
+    hand.clients = {name: task.load_client(node) for name, node in nodes.items()}
+    result = serve(plan, task.make_model, lambda server, tell: hand, lambda event: None).result
+    assert result.groups() == [["north", "east"], ["south"]]
+    assert [result.history[k]["accuracy"] for k in (0, -1)] == pytest.approx([50, 91], abs=1)
