@@ -1,11 +1,13 @@
 """The Flower engine without a network: server and clients as they are, messages handed over in this process."""
 
 import ast
+import importlib
 import json
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -211,7 +213,7 @@ BAD = {
     "an old one": lambda r: replace(r, round=r.round - 1),
     "of another run": lambda r: replace(r, run="0" * 32),
     "not asked for": lambda r: replace(r, direction=r.model),
-    "impossible scores": lambda r: replace(r, measured={"accuracy": 1.7e308}),
+    "no pairs": lambda r: replace(r, pairs=None),
     "a zero-dimensional model": lambda r: replace(r, model=r.model.sum()),
     "pairs of integers": lambda r: replace(r, pairs=r.pairs.int()),
 }
@@ -238,6 +240,62 @@ def test_a_reply_that_cannot_be_right_is_refused_by_name_and_touches_nobody(tmp_
         assert [(e["client"], e["round"]) for e in refused] == [("east", round) for round in rounds]
         assert all(e["message"] for e in refused)
         assert_same(models_and_weights(server, tmp_path), models_and_weights(away, tmp_path))
+
+
+def test_of_two_that_begin_the_one_that_is_far_too_long_is_refused(tmp_path):
+    def meddle(name, order, reply):
+        return BAD["huge"](reply) if name == "south" and order.round == 0 else reply
+
+    plan = plan_of(tmp_path, clients="north, south")
+    server, _, events = run(plan, tmp_path, meddle=meddle, who=lambda round: NAMES[:2])
+    assert [(e["client"], e["round"]) for e in events if e["event"] == "refused"] == [("south", 0)]
+    assert float(server.rule.state.X.norm(dim=1).max()) < 10
+
+
+def test_who_grows_little_by_little_is_refused_before_it_carries_the_others_away(tmp_path):
+    def meddle(name, order, reply):
+        grown = name == "east" and order.steps
+        return replace(reply, model=reply.model + 0.1 * 9.0**order.round) if grown else reply
+
+    server, _, events = run(plan_of(tmp_path, rounds=30), tmp_path, meddle=meddle)
+    refused = [event for event in events if event["event"] == "refused"]
+    assert {event["client"] for event in refused} == {"east"}
+    assert len(refused) > 20
+    assert float(server.rule.state.X.norm(dim=1).max()) < 100
+
+
+def test_a_personal_gradient_of_ditto_that_is_not_finite_is_told_and_nothing_is_kept(tmp_path):
+    party = Party(clients()[0], model, Task(), plan_of(tmp_path, "ditto"), tmp_path)
+    start = party.federation.blueprint.start
+    reply = party.answer(Order("ab", 0, steps=1, start=torch.full_like(start, 1e38), shared=start))
+    assert reply.problem == "its gradient is not finite"
+    assert reply.direction is None
+    assert list(tmp_path.glob("ab/north/checkpoint/*")) == []
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"accuracy": float("nan"), "loss": -1e300},
+        {"accuracy": 100.5, "loss": float("inf")},
+        {"accuracy": 1.7e308, "loss": 1.7e308},
+    ],
+    ids=str,
+)
+def test_scores_that_cannot_be_are_told_and_left_out_of_the_mean(tmp_path, said):
+    def meddle(name, order, reply):
+        return replace(reply, measured=said) if name == "east" and order.round == 2 else reply
+
+    plan = plan_of(tmp_path, rounds=3)
+    server, _, events = run(plan, tmp_path, meddle=meddle)
+    warned = [(e["round"], e["client"]) for e in events if e["event"] == "warning"]
+    assert warned == [(2, "east")]
+    line = json.loads((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()[2])
+    assert line["clients"]["east"] == {}
+    for score in said:
+        assert line[score] == pytest.approx(sum(line["clients"][name][score] for name in NAMES[:2]) / 2)
+    honest, *_ = run(plan.replace(out=str(tmp_path / "honest")), tmp_path)
+    assert_same(models_and_weights(server, tmp_path), models_and_weights(honest, tmp_path))
 
 
 def test_counts_that_cannot_be_are_no_message():
@@ -331,6 +389,17 @@ def test_who_comes_later_begins_at_the_others_mean(tmp_path):
     assert first.round == 4
     assert not torch.equal(first.start, hand.seen[0][1].start)
     assert [(e["round"], e["clients"]) for e in events if e["event"] == "joined"] == [(4, ["north"])]
+
+
+def test_on_a_simplex_a_warning_says_for_whom_w_waits(tmp_path):
+    plan = plan_of(tmp_path, fewest=2, **{"cobo.domain": "simplex", "cobo.gamma": 1.0, "cobo.sampling": "every"})
+    _, _, events = run(plan, tmp_path, who=without("north", 4, 5, 8))
+    warned = [event for event in events if event["event"] == "warning"]
+    assert [event["round"] for event in warned] == [4, 8]
+    assert all("W rests without north" in event["message"] for event in warned)
+    snapshots = dict(cobo.training.records.unpack_weights(tmp_path / "out" / "weights.safetensors", NAMES))
+    assert (snapshots[4] == snapshots[6]).all()
+    assert (snapshots[6] != snapshots[7]).any()
 
 
 def test_a_client_is_sent_no_more_than_it_needs(tmp_path):
@@ -515,3 +584,137 @@ def test_who_was_refused_is_asked_again_later_and_the_reason_is_told_once(tmp_pa
         link._greet()
         assert len(greeted) == often
     assert [event["message"] for event in events if event["event"] == "refused"] == ["no data yet"]
+
+
+class SuperLink:
+    """What Flower's grid asks for, of replies that are here as bytes; as the real one, it gives each of them once."""
+
+    def __init__(self, replies):
+        from flwr.supercore.inflatable.inflatable_utils import validate_object_content
+
+        self.replies, self.contents = replies, {k: c for _, contents in replies.values() for k, c in contents.items()}
+        for content in self.contents.values():
+            validate_object_content(content)  # all that is looked at when a node sends it
+
+    def PullMessages(self, request):
+        from flwr.proto.message_pb2 import Message, Metadata, ObjectTree
+        from flwr.proto.runtime_pb2 import PullAppMessagesResponse
+
+        came = [self.replies.pop(question) for question in request.message_ids if question in self.replies]
+        trees = [ObjectTree(object_id=id, children=[ObjectTree(object_id=k) for k in found]) for id, found in came]
+        messages = [Message(metadata=Metadata(message_id=id)) for id, _ in came]
+        return PullAppMessagesResponse(messages_list=messages, message_object_trees=trees)
+
+    def PullObject(self, request):
+        from flwr.proto.message_pb2 import PullObjectResponse
+
+        content = self.contents[request.object_id]
+        return PullObjectResponse(object_found=True, object_available=True, object_content=content)
+
+    def ConfirmMessageReceived(self, request):
+        pass
+
+
+def in_bytes(question, reply, instead=None):
+    """A reply as a node sends it, with the id of its message; `instead` may stand in the place of its content."""
+    from flwr.app.message.message import make_message
+    from flwr.app.metadata import Metadata
+    from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_id
+
+    metadata = Metadata(0, "", 1, 1, question, "", 0.0, 60.0, "train")
+    message = make_message(metadata, pack(reply))
+    contents = {key: item.deflate() for key, item in get_all_nested_objects(message).items()}
+    whole = contents.pop(message.object_id)
+    if instead is not None:
+        whole = whole.replace(message.content.object_id.encode(), get_object_id(instead).encode())
+        contents = {get_object_id(instead): instead}
+    return get_object_id(whole), {get_object_id(whole): whole, **contents}
+
+
+def test_a_reply_that_flower_itself_cannot_read_is_its_clients_alone(tmp_path, monkeypatch):
+    from flwr.superlink.grid.http_grid import HttpGrid
+
+    replies = {question: a_reply() for question in ("m0", "m2")}
+    sent = {question: in_bytes(question, reply) for question, reply in replies.items()}
+    sent["m1"] = in_bytes("m1", a_reply(), b"RecordDict  3\x00abc")
+    grid = HttpGrid(token="token")
+    grid._run, grid._client = SimpleNamespace(run_id=1), SuperLink(sent)
+    monkeypatch.setattr(grid, "get_nodes", list)
+    monkeypatch.setattr(grid, "push_messages", lambda messages: ["m0", "m1", "m2"])
+    monkeypatch.setattr("cobo.flower.link.Message", lambda *_, **__: "order")
+    plan = plan_of(tmp_path)
+    link = GridLink(grid, plan, Server(plan, model, tmp_path, lambda event: None).remote, lambda event: None)
+    link._known = {node: Hello(name) for node, name in enumerate(NAMES)}
+    heard = link.exchange({name: Order("ab", 3) for name in NAMES}, timeout=5)
+    assert heard["south"].startswith("it cannot be read: ")
+    for name in ("north", "east"):
+        assert torch.equal(heard[name].model, a_reply().model)
+
+
+# An experiment's simulation, but for Ray
+
+
+@pytest.fixture
+def simulated(tmp_path, monkeypatch):
+    """`cobo flower simulate digits` with two clients, whose messages are handed over in this process."""
+    from cobo.flower import simulate
+
+    folder = tmp_path / "run"
+
+    def run(method, *changes, **options):
+        small = ["groups=2", "clients_per_group=1", "rounds=2", *changes]
+        experiment = cobo.experiments.load_experiment("digits", cobo.experiments.EXPERIMENTS, small)
+        parts = experiment.parts(0)
+
+        def link(grid, plan, *_):
+            hand = Hand(plan, Path(plan.out) / "parties", who=lambda round: plan.clients, model=parts.model)
+            hand.clients = {client.name: client for client in parts.clients}
+            return hand
+
+        monkeypatch.setattr(simulate, "GridLink", link)
+        monkeypatch.setattr(simulate, "_quietly", lambda server, *_: server(None, None))
+        given = {"local_steps": None, "resume": False, "listener": lambda event: None, **options}
+        return simulate.simulate(experiment, method, 0, folder, **given)
+
+    run.folder = folder
+    return run
+
+
+@pytest.mark.parametrize(
+    ("changes", "asked", "steps"), [([], None, 1), ([], 3, 3), (["fedavg.local_steps=5"], None, 5)], ids=str
+)
+def test_a_simulation_takes_the_steps_that_were_set_and_records_them(simulated, changes, asked, steps):
+    result = simulated("fedavg", *changes, local_steps=asked)
+    assert result.training["local_steps"] == result.method["local_steps"] == steps
+    assert result.history[-1]["gradients"] == 2 * 2 * steps
+    recorded = cobo.experiments.load_experiment(str(simulated.folder / "experiment.toml"), cobo.experiments.EXPERIMENTS)
+    assert recorded.method("fedavg").local_steps == steps
+
+
+def test_steps_that_are_set_twice_and_differ_are_refused(simulated):
+    with pytest.raises(ConfigError, match=r"--local-steps 3 and fedavg.local_steps = 5 are not the same"):
+        simulated("fedavg", "fedavg.local_steps=5", local_steps=3)
+    assert not simulated.folder.exists()
+    assert simulated("cobo", local_steps=3).history[-1]["gradients"] >= 2 * 2 * 3
+
+
+# The example
+
+
+def test_the_example_as_it_is_shipped_ends_as_its_readme_says(tmp_path, monkeypatch):
+    example = Path(__file__).parent.parent / "examples" / "flower"
+    monkeypatch.syspath_prepend(example)
+    config = tomllib.loads((example / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    apps = {side: importlib.import_module(where.removesuffix(":app")) for side, where in config["components"].items()}
+    assert type(apps["serverapp"].app).__name__ == "ServerApp"
+    assert type(apps["clientapp"].app).__name__ == "ClientApp"
+    task = importlib.import_module("digits_parties.task")
+    settings = {k: v for k, v in config["config"].items() if k != "cobo"}
+    settings |= {f"cobo.{key}": value for key, value in config["config"]["cobo"].items()}
+    plan = Plan.of({**settings, "out": str(tmp_path / "out")})
+    hand = Hand(plan, tmp_path, model=task.make_model)
+    nodes = {name: SimpleNamespace(node_config={"name": name}) for name in plan.clients}
+    hand.clients = {name: task.load_client(node) for name, node in nodes.items()}
+    result = serve(plan, task.make_model, lambda server, tell: hand, lambda event: None).result
+    assert result.groups() == [["north", "east"], ["south"]]
+    assert [result.history[k]["accuracy"] for k in (0, -1)] == pytest.approx([50, 91], abs=1)

@@ -32,21 +32,22 @@ PARTIES = ("north", "south", "east", "west")
 GOOD = PARTIES[:3]
 SETTINGS = {"clients": ", ".join(PARTIES), "rounds": 6, "local-steps": 10, "batch-size": 20, "timeout": 1200}
 
-# The parties of the test, in the place of the example's: points in the plane; south has its labels the other way round.
+# The parties of the test, in the place of the example's: two clouds that overlap, and few samples of them, so that who
+# learns alone learns less; south has its labels the other way round.
 TASK = """
 import torch
 from torch import nn
 import cobo
 
 def make_model():
-    return nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2))
+    return nn.Sequential(nn.Linear(20, 8), nn.Tanh(), nn.Linear(8, 2))
 
 def party(name):
     random = torch.Generator().manual_seed(sum(name.encode()))
-    y = torch.randint(0, 2, (300,), generator=random)
-    x = torch.randn(300, 2, generator=random) + 8 * (y[:, None] - 0.5)
+    y = torch.randint(0, 2, (2040,), generator=random)
+    x = torch.randn(2040, 20, generator=random) + 0.6 * (y[:, None] - 0.5)
     y = 1 - y if name == "south" else y
-    return cobo.Client(name, train=(x[:100], y[:100]), test=(x[100:], y[100:]))
+    return cobo.Client(name, train=(x[:40], y[:40]), test=(x[40:], y[40:]))
 
 def load_client(context):
     return party(str(context.node_config["name"]))
@@ -201,17 +202,23 @@ def deployment(tmp_path):
         made.step("down", check=False)
 
 
-def clean_run(folder):
-    """The same plan with the three that mean well, and nothing in the way; in this process."""
+def in_this_process(folder, who=lambda round: GOOD, **changes):
+    """The same plan, with those who mean well in each round and nothing in the way: models, W and last scores."""
     space: dict = {}
     exec(compile(TASK, "task", "exec"), space)
     config = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
     config |= {f"cobo.{key}": value for key, value in config.pop("cobo").items()}
-    plan = Plan.of({**config, **SETTINGS, "out": str(folder / "clean"), "fewest": 3})
-    hand = Hand(plan, folder / "clean-disks", who=lambda round: GOOD, model=space["make_model"])
+    plan = Plan.of({**config, **SETTINGS, "out": str(folder / "out"), "fewest": 2, **changes})
+    hand = Hand(plan, folder / "disks", who=who, model=space["make_model"])
     hand.clients = {name: space["party"](name) for name in GOOD}
-    serve(plan, space["make_model"], lambda server, tell: hand, lambda event: None)
-    return json.loads((folder / "clean" / "metrics.jsonl").read_text().splitlines()[-1])["clients"]
+    server = serve(plan, space["make_model"], lambda server, tell: hand, lambda event: None)
+    models = {name: model_on(folder / "disks", name) for name in GOOD}
+    return models, server.rule.weights, server.result.history[-1]["client_accuracy"][:3]
+
+
+def model_on(disk, name):
+    (path,) = disk.glob(f"*/{name}/models/{name}.safetensors")
+    return load_file(path)
 
 
 def test_kills_restarts_impostors_and_bad_replies_do_not_harm_the_others(deployment, tmp_path):
@@ -252,6 +259,7 @@ def test_kills_restarts_impostors_and_bad_replies_do_not_harm_the_others(deploym
     assert (first["round"], second["id"]) == (0, first["id"])
     assert second["round"] > missed
     lines = [json.loads(line) for line in (d.work / "out" / "metrics.jsonl").read_text().splitlines()]
+    result = json.loads((d.work / "out" / "result.json").read_text())
     assert [line["round"] for line in lines] == list(range(7))
     assert "north" not in lines[missed]["clients"]
     why = {e.get("round"): e["message"] for e in d.events("refused") if e["client"] == "west"}
@@ -260,11 +268,15 @@ def test_kills_restarts_impostors_and_bad_replies_do_not_harm_the_others(deploym
     assert "length" in why[2]
     assert "west falls over" in why[3]
     assert {e["client"] for e in d.events("refused")} == {"west"}  # north went on with its model from its disk
-    clean = clean_run(tmp_path)
+    models, W, scores = in_this_process(tmp_path / "again", lambda round: lines[round]["clients"])
+    torch.testing.assert_close(torch.tensor(result["weights"]), W, rtol=0, atol=1e-4)
     for name in GOOD:
-        assert lines[-1]["clients"][name]["accuracy"] == pytest.approx(clean[name]["accuracy"], abs=0.5), name
-        (path,) = (d.work / f"disk-of-{name}").glob(f"*/{name}/models/{name}.safetensors")
-        assert all(torch.isfinite(t).all() for t in load_file(path).values())
+        there = model_on(d.work / f"disk-of-{name}", name)
+        torch.testing.assert_close(there, models[name], rtol=0, atol=1e-4, msg=lambda why, name=name: f"{name}: {why}")
+    *_, clean = in_this_process(tmp_path / "clean")
+    *_, alone = in_this_process(tmp_path / "alone", method="local")
+    assert scores == pytest.approx(clean, abs=0.5)
+    assert clean[0] + clean[2] > alone[0] + alone[2] + 2  # north and east have helped each other
 
     assert len({e["node"] for e in d.events("connected")}) == len(PARTIES)
     for started, log, reason in zip(d.impostors, (unknown, astray), ("activate", "CERTIFICATE"), strict=True):
@@ -278,15 +290,30 @@ def test_kills_restarts_impostors_and_bad_replies_do_not_harm_the_others(deploym
     until(lambda: not marked(str(d.work)), "all processes to end", 120)
 
 
-def test_the_simulation_is_the_run_of_one_process_and_leaves_no_process_behind(tmp_path):
+def test_a_simulation_stopped_by_ctrl_c_ends_at_once_and_goes_on_as_the_run_of_one_process(tmp_path):
     env = {**os.environ, "FLWR_HOME": str(tmp_path / "flwr"), "OMP_NUM_THREADS": "1", "MARK": str(tmp_path)}
     options = ["--rounds", "10", "--set", "groups=2", "--set", "clients_per_group=1", "--set", "cobo.gamma=1.0"]
-    for command, out in ((["flower", "simulate"], "apart"), (["run"], "together")):
-        line = [sys.executable, "-m", "cobo", *command, "digits", *options, "--out", str(tmp_path / out)]
-        done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=1500)
+
+    def command(*words, out):
+        return [sys.executable, "-m", "cobo", *words, "digits", *options, "--out", str(tmp_path / out)]
+
+    apart, together = (tmp_path / out / "cobo" / "seed-0" for out in ("apart", "together"))
+    simulate = command("flower", "simulate", out="apart")
+    with subprocess.Popen(simulate, env=env, stderr=subprocess.PIPE, text=True, start_new_session=True) as stopped:
+        try:
+            until(lambda: any((apart / "checkpoint").glob("round-*")), "a checkpoint", 300, run=stopped)
+            os.killpg(stopped.pid, signal.SIGINT)  # as a terminal does
+            _, said = stopped.communicate(timeout=60)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(stopped.pid, signal.SIGKILL)
+    assert stopped.returncode == 130, said
+    assert "cobo: stopped by the user; go on with the same command and --resume" in said
+    assert not (apart / "result.json").exists()
+    for line in ([*simulate, "--resume"], command("run", out="together")):
+        done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "cobo" in done.stdout
-    apart, together = (tmp_path / out / "cobo" / "seed-0" for out in ("apart", "together"))
     names = sorted(path.name for path in (together / "models").iterdir())
     assert len(names) == 2
     for name in names:

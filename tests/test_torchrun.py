@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from cobo.engines import Clocks, Sharded, check, ranks
 from cobo.engines.sharded import balanced
-from cobo.errors import ConfigError
+from cobo.errors import CheckpointError, ConfigError
 from cobo.experiments import EXPERIMENTS, load_experiment, runner
 from cobo.federation import Roster
 from cobo.methods import Local
@@ -176,6 +176,29 @@ def test_a_start_meets_under_a_new_name_whatever_an_earlier_one_has_left():
         first, again = ([*pool.map(lambda rank: ranks._meet(store, rank, 3), range(3))] for _ in range(2))
     assert len(set(first)) == len(set(again)) == 1
     assert first != again
+
+
+def test_a_restart_goes_on_with_what_the_same_torchrun_has_begun_and_with_nothing_else(tmp_path, monkeypatch):
+    ranked.run("local", tmp_path, rounds=3)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "ours")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    store = torch.distributed.HashStore()
+
+    def start(name, *cases):
+        process = ranks.Alone()
+        process._lasting, process._start = store, name
+        monkeypatch.setattr("cobo.training.fit.join", lambda: process)
+        for case in cases:
+            ranked.run(case, tmp_path, rounds=3)
+
+    for name in ("first", "killed before it had begun"):
+        with pytest.raises(CheckpointError, match="already holds a run"):
+            start(name, "local")
+    with pytest.raises(CheckpointError, match="already holds a run"):
+        start("second", "cobo", "cobo")
+    start("third", "cobo")
+    with pytest.raises(CheckpointError, match="local already holds a run"):
+        start("fourth", "cobo", "local")
 
 
 class Two(ranks.Ranks):

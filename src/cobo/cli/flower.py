@@ -26,7 +26,10 @@ def simulate(
     method: Annotated[str, typer.Option(help="cobo, local, fedavg or ditto.")] = "cobo",
     seed: Annotated[int, typer.Option(min=0)] = 0,
     rounds: Rounds = None,
-    local_steps: Annotated[int, typer.Option(min=1, help="Steps of each client between two exchanges.")] = 1,
+    local_steps: Annotated[
+        int | None,
+        typer.Option(min=1, help="Steps of each client between two exchanges. By default the method's own, or 1."),
+    ] = None,
     set_: Changes = None,
     out: Annotated[Path | None, typer.Option(help="Folder. By default runs/flower-EXPERIMENT.")] = None,
     resume: Resume = False,

@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,9 +22,8 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from cobo import errors
-from cobo.errors import CheckpointError, CoboError, ConfigError, DataError, RankLost
+from cobo.errors import CoboError, ConfigError, RankLost
 
-REFUSED = "cobo/refused"  # that the user has to change something, in torchrun's store
 PATIENCE = 600.0  # seconds that the first process waits for the others to start
 
 
@@ -32,16 +32,24 @@ class Alone:
 
     rank, size = 0, 1
     sent = 0  # bytes that this process has given to others
+    _lasting: Any = None  # torchrun's store, which outlives restarts
+    _start = ""  # a name for this start of the run, the same in all its processes
 
     @property
     def leads(self) -> bool:
         """Whether this is the process that reads, writes and speaks."""
         return self.rank == 0
 
-    @property
-    def restarted(self) -> bool:
-        """Whether torchrun has started this run again after a failure; then it goes on from its checkpoint."""
-        return dist.is_torchelastic_launched() and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    def begin(self, folder: Path) -> None:
+        """The run in this folder is ours, also when torchrun starts it again."""
+        if self._lasting is not None:
+            self._lasting.set(_begun(folder), self._start)
+
+    def begun(self, folder: Path) -> bool:
+        """Whether an earlier start by the same torchrun has begun the run in this folder, so that this one goes on."""
+        if self._lasting is None or not self._lasting.check([_begun(folder)]):
+            return False
+        return bool(self._lasting.get(_begun(folder)).decode() != self._start)
 
     def device(self, name: str) -> str:
         """The device of this process, where the run was given `name`."""
@@ -70,12 +78,10 @@ class Ranks(Alone):
     """Several processes, which all call the same in the same order."""
 
     def __init__(self) -> None:
-        self._lasting, self.rank, self.size = next(iter(rendezvous("env://")))  # outlives restarts
-        self._store = PrefixStore(_meet(self._lasting, self.rank, self.size), self._lasting)
+        self._lasting, self.rank, self.size = next(iter(rendezvous("env://")))
+        self._start = _meet(self._lasting, self.rank, self.size)
+        self._store = PrefixStore(self._start, self._lasting)
         self._place = int(os.environ["LOCAL_RANK"])
-        if self.leads:  # restarts are not counted alike on all machines
-            self._store.set("restarted", str(int(super().restarted and not self._lasting.check([REFUSED]))))
-        self._restarted = self._store.get("restarted") == b"1"
         backend = "gloo"
         if torch.cuda.is_available():
             backend = "cpu:gloo,cuda:nccl"
@@ -83,11 +89,6 @@ class Ranks(Alone):
                 torch.cuda.set_device(self._place)
         dist.init_process_group(backend, store=self._store, rank=self.rank, world_size=self.size)
         atexit.register(self.leave)
-
-    @property
-    def restarted(self) -> bool:
-        """As the first process has it; not if the run was refused before (its folder was taken), as it is again."""
-        return self._restarted
 
     def device(self, name: str) -> str:
         if not name.startswith("cuda"):
@@ -141,8 +142,6 @@ class Ranks(Alone):
             try:
                 told = {"value": action()}
             except CoboError as error:
-                if isinstance(error, ConfigError | DataError | CheckpointError):
-                    self._lasting.set(REFUSED, "1")
                 told, raised = {"error": type(error).__name__, "message": str(error)}, error
         told = self.collect(told)[0]
         if raised is not None:
@@ -165,8 +164,17 @@ class Ranks(Alone):
 @cache
 def join() -> Alone:
     """The processes of this run: those that torchrun started, if it did."""
-    started = dist.is_torchelastic_launched() and int(os.environ.get("WORLD_SIZE", "1")) > 1
-    return Ranks() if started else Alone()
+    started = dist.is_torchelastic_launched()
+    if started and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        return Ranks()
+    alone = Alone()
+    if started:
+        alone._lasting, alone._start = next(iter(rendezvous("env://")))[0], uuid.uuid4().hex
+    return alone
+
+
+def _begun(folder: Path) -> str:
+    return f"cobo/begun/{folder.resolve()}"
 
 
 def _meet(store: Any, rank: int, size: int) -> str:

@@ -114,7 +114,7 @@ def run_all(jobs: Sequence[Job], *, resume: bool, watch: Watcher, at_once: int =
     ranks = join()
     if at_once > 1 and ranks.size > 1:
         raise ConfigError("--jobs cannot be had under torchrun, whose processes share each run; leave one of them out")
-    resume = resume or ranks.restarted
+    resume = resume or ranks.first(lambda: any(ranks.begun(job.place) for job in jobs))
 
     def to_be_run() -> list[bool]:
         for folder, experiment in {job.folder: job.experiment for job in jobs}.items():
@@ -182,7 +182,7 @@ def run(
     chosen = experiment.method(method)
     job = Job(experiment, method, seed, folder, f"{method} seed {seed}")
     mine, ranks, claims = job.place, join(), []
-    resume = resume or ranks.restarted
+    resume = resume or ranks.first(lambda: ranks.begun(mine))
 
     def claim() -> None:
         others = [path for path in folder.glob("*/seed-*") if path != mine]

@@ -1,6 +1,5 @@
 """Every reply is checked before it touches a model or W: shape, type, finite, not far longer than what came before."""
 
-import math
 import statistics
 from collections.abc import Mapping
 
@@ -11,7 +10,13 @@ from cobo.flower.wire import TENSORS, Reply
 
 Lengths = dict[str, float]
 
-LARGEST = 1e305  # score, of which a thousand can be summed
+LARGEST = torch.finfo(torch.float32).max
+POSSIBLE = {"accuracy": (0.0, 100.001), "perplexity": (0.999, LARGEST), "loss": (-LARGEST, LARGEST)}  # but for rounding
+
+
+def impossible(measured: Mapping[str, float]) -> list[str]:
+    """The scores of a client that cannot be; they are its word, and say nothing about its reply."""
+    return [k for k, (low, high) in POSSIBLE.items() if k in measured and not low <= measured[k] <= high]
 
 
 class Checks:
@@ -26,24 +31,32 @@ class Checks:
         bad = {i: why for i, reply in replies.items() if (why := self._wrong(orders, i, reply, run, round))}
         lengths = {i: self._lengths(orders, i, reply) for i, reply in replies.items() if i not in bad}
         for i, mine in lengths.items():
-            before = self.longest.get(self._names[i], {})
             for kind, length in mine.items():
-                usual = before.get(kind) or self._usual(kind, [o[kind] for o in lengths.values() if kind in o])
-                if usual and not length <= self._tolerance * usual:
-                    bad[i] = f"its {kind} has length {length:.3g}, more than {self._tolerance:g} times {usual:.3g}"
+                times, usual = self._limit(i, kind, [o[kind] for o in lengths.values() if kind in o])
+                if usual and not length <= times * usual:
+                    bad[i] = f"its {kind} has length {length:.3g}, more than {times:g} times {usual:.3g}"
         for i, mine in lengths.items():
             if i not in bad:
                 kept = self.longest.setdefault(self._names[i], {})
                 kept.update({kind: max(length, kept.get(kind, 0.0)) for kind, length in mine.items()})
         return bad
 
-    def _usual(self, kind: str, now: list[float]) -> float:
-        """For who has sent nothing yet: the longest of anybody so far; or else the upper median of the round.
+    def _limit(self, client: int, kind: str, now: list[float]) -> tuple[float, float]:
+        """How many times which length is too long.
 
-        Newcomers learn when the others have done so, and their vectors are longer then.
+        Of who has sent some, it is the longest of these; of others, the longest of anybody so far, as newcomers learn
+        when the others have done so, and their vectors are longer then; and at the very start the median of the round,
+        the lower one, as of two the longer may be the wrong one, or the start itself. Who grows little by little is
+        held by the others, when there are two of them.
         """
-        longest = [lengths[kind] for lengths in self.longest.values() if kind in lengths]
-        return max(longest) if longest else statistics.median_high(now)
+        me = self._names[client]
+        others = [lengths[kind] for name, lengths in self.longest.items() if kind in lengths and name != me]
+        start = float(torch.linalg.vector_norm(self._rule.remote.blueprint.start.double()))
+        usual = self.longest.get(me, {}).get(kind) or max(others, default=0.0)
+        limits = [(self._tolerance, usual or max(statistics.median_low(now), start))]
+        if len(others) > 1:
+            limits.append((self._tolerance**2, statistics.median_high(others)))
+        return min(limits, key=lambda limit: limit[0] * limit[1])
 
     def _lengths(self, orders: Orders, client: int, reply: Reply) -> Lengths:
         if not orders[client].steps:
@@ -64,8 +77,6 @@ class Checks:
         for kind in TENSORS[Reply]:
             if kind not in shapes and getattr(reply, kind) is not None:
                 return f"it has {kind}, for which it was not asked"
-        if any(abs(value) > LARGEST for value in reply.measured.values() if math.isfinite(value)):
-            return "its scores are too large to be any"
         for kind, shape in shapes.items():
             vectors = getattr(reply, kind)
             if vectors is None:

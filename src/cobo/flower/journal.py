@@ -1,7 +1,6 @@
 """What a run with Flower leaves behind on the server: the same files as any run, but for the models."""
 
 import json
-import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -39,16 +38,13 @@ class Journal:
 
     def measure(self, round: int, W: Tensor | None, measured: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
         """A line of metrics, of what clients have measured themselves; written before it is returned."""
-        clients = {
-            name: {k: float(m[k]) if math.isfinite(m[k]) else None for k in MEASURES if k in m}
-            for name, m in measured.items()
-        }
+        clients = {name: {k: float(m[k]) for k in MEASURES if k in m} for name, m in measured.items()}
         line: dict[str, Any] = {"round": round, "seconds": self.seconds, "gradients": self.gradients}
         line |= {"comparisons": 0, "bytes": self.bytes}
         for name in MEASURES:
             values = [m[name] for m in clients.values() if name in m]
             if values:
-                line[name] = None if None in values else fmean(v for v in values if v is not None)
+                line[name] = fmean(values)
         if W is not None:
             self.snapshots.append((round, W.numpy().copy()))
             line["groups"] = int(graph.components(W.numpy(), relative=self._plan.on_simplex).max()) + 1

@@ -1,17 +1,19 @@
 """The server's link to clients through Flower's grid: who is there, who they are, orders out and replies in."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from typing import TypeVar
 
+import httpx
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 import cobo
+from cobo.errors import Interrupted
 from cobo.federation import Federation
 from cobo.flower.plan import Plan
-from cobo.flower.records import pack, unpack
+from cobo.flower.records import Said, pack, unpack, unreadable
 from cobo.flower.wire import Hello, Order, Reply
 from cobo.training.events import Listener
 
@@ -21,10 +23,20 @@ UNAVAILABLE = (3, 4, 5)  # Flower's codes for nodes and messages that are gone
 
 
 class GridLink:
-    """Nodes are known by the names of their clients, once they have said hello and are found to fit."""
+    """Nodes are known by the names of their clients, once they have said hello and are found to fit.
 
-    def __init__(self, grid: Grid, plan: Plan, federation: Federation, tell: Listener) -> None:
-        self._grid, self._plan, self._tell = grid, plan, tell
+    Whoever can stop the run from outside of the ServerApp gives `stopped`, at which waiting for replies ends.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        plan: Plan,
+        federation: Federation,
+        tell: Listener,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._grid, self._plan, self._tell, self._stopped = grid, plan, tell, stopped
         self._blueprint = federation.blueprint
         self._known: dict[int, Hello] = {}  # by node
         self._greeted: dict[str, int] = {}  # node by message, until it answers
@@ -45,14 +57,20 @@ class GridLink:
         sent = self._push(asked)
         replies: dict[str, Reply | str] = {}
         while True:
-            for message in self._pull([*sent, *self._greeted]):
-                question = message.metadata.reply_to_message_id
+            for question in [*sent, *self._greeted]:
+                message = self._pull(question)
+                if message is None:
+                    continue
                 if question in self._greeted:
-                    self._meet(self._greeted.pop(question), message)
-                elif question in sent:
-                    self._receive(sent.pop(question), message, replies)
+                    self._meet(self._greeted.pop(question), _said(Hello, message))
+                    continue
+                name, said = sent.pop(question), _said(Reply, message)
+                if said is not None:
+                    replies[name] = said
             if (orders and not sent) or (not orders and not self._greeted) or time.monotonic() > end:
                 break
+            if self._stopped():
+                raise Interrupted("stopped by the user")
             time.sleep(POLL)
             if time.monotonic() - greeted > GREET:
                 self._greet()
@@ -66,8 +84,18 @@ class GridLink:
         ids = self._grid.push_messages(list(messages.values())) if messages else []
         return {id: who for id, who in zip(ids, messages, strict=False) if id}
 
-    def _pull(self, messages: list[str]) -> Iterable[Message]:
-        return self._grid.pull_messages(messages) if messages else []
+    def _pull(self, question: str) -> Message | str | None:
+        """The reply, if it is there; or, in words, why it cannot be read.
+
+        One at a time: of several, Flower gives none if one of them is not what it should be, and forgets them all.
+        """
+        try:
+            came = self._grid.pull_messages([question])
+            return next((message for message in came if message.metadata.reply_to_message_id == question), None)
+        except httpx.HTTPError:  # it is the SuperLink that does not answer
+            raise
+        except Exception as error:
+            return unreadable(error)
 
     def _greet(self) -> None:
         """Ask nodes that are new, or may have mended, who they are; they may answer in a later exchange."""
@@ -76,15 +104,10 @@ class GridLink:
         new = [node.node_id for node in self._grid.get_nodes() if node.node_id not in asked]
         self._greeted |= self._push({n: Message(RecordDict(), n, "query.hello", ttl=self._plan.timeout) for n in new})
 
-    def _meet(self, node: int, message: Message) -> None:
-        if message.has_error():
-            if message.error.code not in UNAVAILABLE:
-                self._refuse(node, f"node {node}", f"its ClientApp failed: {_last_line(message.error.reason)}")
-            return
-        try:
-            hello = unpack(Hello, message.content)
-        except ValueError as error:
-            self._refuse(node, f"node {node}", f"its hello: {error}")
+    def _meet(self, node: int, hello: Hello | str | None) -> None:
+        if not isinstance(hello, Hello):
+            if hello:
+                self._refuse(node, f"node {node}", hello)
             return
         why = self._unfit(node, hello)
         if why:
@@ -119,15 +142,18 @@ class GridLink:
         if why != known:
             self._tell({"event": "refused", "client": who, "message": why})
 
-    def _receive(self, name: str, message: Message, replies: dict[str, Reply | str]) -> None:
-        if message.has_error():
-            if message.error.code not in UNAVAILABLE:
-                replies[name] = f"its ClientApp failed: {_last_line(message.error.reason)}"
-            return
-        try:
-            replies[name] = unpack(Reply, message.content)
-        except ValueError as error:
-            replies[name] = str(error)
+
+def _said(kind: type[Said], message: Message | str) -> Said | str | None:
+    """What a message says or, in words, why nothing; None if its node is gone."""
+    if isinstance(message, str):
+        return message
+    if message.has_error():
+        gone = message.error.code in UNAVAILABLE
+        return None if gone else f"its ClientApp failed: {_last_line(message.error.reason)}"
+    try:
+        return unpack(kind, message.content)
+    except ValueError as error:
+        return str(error)
 
 
 def versions() -> dict[str, str]:

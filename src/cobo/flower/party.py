@@ -93,8 +93,8 @@ class Party:
             # Ditto's shared model is never used as such, so it moves nobody's running statistics.
             shared, finite = method.directions(state, federation, w, ME, track=not isinstance(method, Ditto))
             if isinstance(method, Ditto):
-                mine, _ = method.directions(state, federation, state.X, ME, pull=method.lam, anchor=w[0])
-                state.descend(mine)
+                mine, well = method.directions(state, federation, state.X, ME, pull=method.lam, anchor=w[0])
+                state.descend(torch.where(well[:, None], mine, torch.nan))  # which `answer` finds
             return {"direction": torch.where(finite[:, None], shared, torch.nan)[0]}
         told: dict[str, Tensor] = {}
         if order.midpoints is not None:

@@ -30,5 +30,9 @@ def unpack(kind: type[Said], content: RecordDict) -> Said:
         said |= {name: torch.from_numpy(array.numpy().copy()) for name, array in arrays.items()}
         return kind(**said)
     except Exception as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"it cannot be read: {reason}") from None
+        raise ValueError(unreadable(error)) from None
+
+
+def unreadable(error: Exception) -> str:
+    """In one line, why what was sent says nothing."""
+    return f"it cannot be read: {' '.join(str(error).split())[:200]}"

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from torch import nn
 
 from cobo.errors import CoboError, ConfigError, RunError
-from cobo.flower.checks import Checks
+from cobo.flower.checks import Checks, impossible
 from cobo.flower.journal import Journal
 from cobo.flower.plan import Plan
 from cobo.flower.rules import Orders, Remote, make_rule
@@ -44,6 +44,7 @@ class Server:
         self.last = dict.fromkeys(plan.clients, -1)  # the round of each client that counted last
         self.since: dict[str, int] = {}  # who has taken part, from which round on
         self.lost: set[str] = set()  # who needs a model to go on with
+        self._waited_for: list[str] = []  # while W rests
         self.checks = Checks(self.rule, self.remote.names, plan.tolerance)
         self.journal = Journal(plan, folder, lambda why: tell({"event": "warning", "message": why}))
 
@@ -145,10 +146,11 @@ class Server:
         journal.bytes += sum(_size(o) for o in orders.values()) + sum(_size(r) for r in good.values())
         journal.gradients += sum(reply.gradients for reply in good.values())
         if any(order.evaluate for order in orders.values()):
-            line = journal.measure(round, W, {names[i]: reply.measured for i, reply in sorted(good.items())})
+            line = journal.measure(round, W, {names[i]: self._scores(names[i], good[i]) for i in sorted(good)})
             self._tell({"event": "evaluated", **line})
         if round < self.plan.rounds:
             self.rule.hear(orders, good)
+            self._say_whether_w_rests([name for i, name in enumerate(names) if i not in good])
             joined = [names[i] for i in good if names[i] not in self.since]
             if joined and self.since:
                 self._tell({"event": "joined", "round": round, "clients": joined})
@@ -163,6 +165,23 @@ class Server:
                      "longest": self.checks.longest, "samples": self.remote.counted.tolist()}  # fmt: skip
             journal.save(self.round, self.rule.tensors(), facts)
         return True
+
+    def _scores(self, name: str, reply: Reply) -> dict[str, float]:
+        """Without those that cannot be, which would spoil everyone's mean."""
+        wrong = impossible(reply.measured)
+        if wrong:
+            told = ", ".join(f"{score} {reply.measured[score]:g}" for score in wrong)
+            message = f"{name} has measured {told}, which cannot be and is left out of the mean"
+            self._tell({"event": "warning", "round": self.round, "client": name, "message": message})
+        return {score: value for score, value in reply.measured.items() if score not in wrong}
+
+    def _say_whether_w_rests(self, missing: list[str]) -> None:
+        """On a simplex, a name that never comes would else silently keep W as it was for the whole run."""
+        if self.plan.on_simplex and missing and missing != self._waited_for:
+            why = f"W rests without {', '.join(missing)}: on a simplex weights sum to one over all clients"
+            remedy = "set cobo.domain = 'box' if clients come and go, and leave out of clients who does not come"
+            self._tell({"event": "warning", "round": self.round, "message": f"{why}; {remedy}"})
+        self._waited_for = missing
 
 
 def serve(

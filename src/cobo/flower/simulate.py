@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import os
+import threading
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -16,7 +17,7 @@ from flwr.simulation import run_simulation
 from safetensors.torch import load_file
 
 from cobo.compute.task import Task
-from cobo.errors import ConfigError
+from cobo.errors import ConfigError, Interrupted
 from cobo.experiments import EXPERIMENTS, Experiment
 from cobo.experiments.experiment import Parts
 from cobo.experiments.runner import Claim
@@ -34,19 +35,30 @@ METHODS = ("cobo", "local", "fedavg", "ditto")
 
 
 def simulate(
-    experiment: Experiment, method: str, seed: int, folder: Path, *, local_steps: int, resume: bool, listener: Listener
+    experiment: Experiment,
+    method: str,
+    seed: int,
+    folder: Path,
+    *,
+    local_steps: int | None,
+    resume: bool,
+    listener: Listener,
 ) -> Result:
-    """One method with one seed, recorded in FOLDER/METHOD/seed-K, with the clients' disks in its `parties`."""
+    """One method with one seed, recorded in FOLDER/METHOD/seed-K, with the clients' disks in its `parties`.
+
+    Without `local_steps` they are the method's own (FedAvg, Ditto), or 1.
+    """
     if method not in METHODS:
         raise ConfigError(f"method {method!r} cannot be run with Flower; it should be one of {', '.join(METHODS)}")
     place = folder / method / f"seed-{seed}"
+    experiment = _with_steps(experiment, method, local_steps)
     claim = Claim(folder, experiment)
     parts = experiment.parts(seed)
-    plan = _plan(experiment, method, seed, parts, place, local_steps, resume)
+    plan = _plan(experiment, method, seed, parts, place, resume, local_steps or 1)
     plan.check()
     table = experiment.model_dump_json(exclude_none=True)
     servers: list[Server] = []
-    server = ServerApp()
+    server, stopped = ServerApp(), threading.Event()
 
     def tell(event: Event) -> None:
         claim(event)
@@ -54,24 +66,39 @@ def simulate(
 
     @server.main()
     def main(grid: Grid, context: Context) -> None:
-        servers.append(serve(plan, parts.model, lambda s, heard: GridLink(grid, plan, s.remote, heard), tell))
+        def link(server: Server, heard: Listener) -> GridLink:
+            return GridLink(grid, plan, server.remote, heard, stopped.is_set)
+
+        with contextlib.suppress(Interrupted):  # Ctrl-C is raised in the main thread, too
+            servers.append(serve(plan, parts.model, link, tell))
 
     def party(context: Context) -> Party:
         parts = _parts(experiment.experiment, table, seed)
         client = parts.clients[int(context.node_config["partition-id"])]
         return Party(client, parts.model, Task(parts.loss), plan, place / "parties")
 
-    _quietly(server, answering(party), len(parts.clients))
+    _quietly(server, answering(party), len(parts.clients), stopped)
     result = _with_models(servers[0], parts, place)
     result.save(place)
     return result
 
 
+def _with_steps(experiment: Experiment, method: str, asked: int | None) -> Experiment:
+    """The experiment with the steps that were asked for, if they are one of the method's settings."""
+    own = experiment.methods.get(method, {})
+    if asked is None or "local_steps" not in type(experiment.method(method)).model_fields:
+        return experiment
+    if own.get("local_steps", asked) != asked:
+        given = own["local_steps"]
+        raise ConfigError(f"--local-steps {asked} and {method}.local_steps = {given} are not the same; give one")
+    return experiment.replace(methods={**experiment.methods, method: {**own, "local_steps": asked}})
+
+
 def _plan(
-    experiment: Experiment, method: str, seed: int, parts: Parts, place: Path, local_steps: int, resume: bool
+    experiment: Experiment, method: str, seed: int, parts: Parts, place: Path, resume: bool, local_steps: int
 ) -> Plan:
-    chosen = experiment.method(method)
-    own = {k: v for k, v in chosen.model_dump().items() if k != "local_steps"}
+    own = experiment.method(method).model_dump()
+    local_steps = own.pop("local_steps", local_steps)
     training = Training(**experiment.training(method, seed)).model_dump()
     clients = tuple(client.name for client in parts.clients)
     ours: dict[str, Any] = {"clients": clients, "chosen": method, "own": own, "local_steps": local_steps}
@@ -84,8 +111,11 @@ def _parts(kind: str, table: str, seed: int) -> Parts:
     return EXPERIMENTS[kind](**json.loads(table)).parts(seed)
 
 
-def _quietly(server: ServerApp, client: object, nodes: int) -> None:
-    """Flower's simulation, with nothing sent to Flower, and no process left behind."""
+def _quietly(server: ServerApp, client: object, nodes: int, stopped: threading.Event) -> None:
+    """Flower's simulation, with nothing sent to Flower, and no process left behind.
+
+    The ServerApp has a thread of its own, which Python waits for and nobody else tells that all is over.
+    """
     usual = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
     for name, value in usual.items():
         os.environ.setdefault(name, value)
@@ -94,6 +124,7 @@ def _quietly(server: ServerApp, client: object, nodes: int) -> None:
     try:
         run_simulation(server, client, nodes, backend_config=resources)  # type: ignore[arg-type]
     finally:
+        stopped.set()
         with contextlib.suppress(Exception):
             ray.shutdown()
 

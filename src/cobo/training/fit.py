@@ -69,7 +69,8 @@ def fit(
     folder = None if out is None else Path(out)
     if folder is None and resume:
         raise ConfigError("resume = True needs a folder to resume from; set out=")
-    resume = resume or (ranks.restarted and folder is not None)
+    if folder is not None and not resume:
+        resume = ranks.first(lambda: ranks.begun(folder))
     federation = federate(clients, model, Task(loss, objective), settings)
     check(federation, method, settings)
     with ExitStack() as stack:
@@ -78,6 +79,7 @@ def fit(
         def claim(folder: Path) -> None:
             _claim(folder, resume)
             stack.enter_context(only_one(folder))
+            ranks.begin(folder)
             sweep(folder)
             heard.append(stack.enter_context(EventLog(folder / "events.jsonl")))
 
