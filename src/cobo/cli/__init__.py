@@ -2,6 +2,7 @@
 
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 
@@ -11,7 +12,7 @@ from cobo.cli import flower, runs, views
 from cobo.cli.terminal import Stopped, app
 from cobo.compute.allocator import keep_freed_memory
 from cobo.engines import join
-from cobo.errors import CheckpointError, CoboError, ConfigError, DataError
+from cobo.errors import CheckpointError, CoboError, ConfigError, DataError, RunWarning
 
 __all__ = ["flower", "main", "runs", "views"]
 
@@ -21,6 +22,7 @@ SHARED = ("run", "compare", "demo")  # commands whose runs torchrun's processes 
 def main() -> None:
     """Run the command line: 0 success, 1 a run failed, 2 bad usage or configuration, 130 stopped by the user."""
     keep_freed_memory()
+    warnings.simplefilter("ignore", RunWarning)  # its own lines say them
     try:
         with _only_the_first_speaks():
             code = app(standalone_mode=False)

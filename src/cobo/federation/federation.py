@@ -29,7 +29,7 @@ from cobo.federation.batches import SAMPLES_AT_ONCE, Batches, Indices
 from cobo.federation.client import Client, check_clients
 from cobo.federation.judge import Judge
 from cobo.federation.place import Place
-from cobo.federation.samples import sound
+from cobo.federation.samples import unsound
 from cobo.federation.targets import check_targets
 
 TOKENS_AT_ONCE = 4096  # in a pass; logits of 50,000 words for so many take 800 MB
@@ -100,7 +100,7 @@ class Federation(Place):
         }
         self._keys = self.keys("batch")  # of everyone
         self.work = np.zeros(len(self.clients), dtype=np.int64)  # gradients of each client since it was made
-        self.unsound = [c.name for c in self.clients if not (sound(c.train) and sound(c.test))]
+        self.unsound = {c.name: (unsound(c.train), unsound(c.test)) for c in self.clients}  # samples
 
     def attend(self, names: Sequence[str], since: Mapping[str, int] | None = None) -> None:
         """From now on these clients are present, in this order; `since` says from which round on, if not from 0."""

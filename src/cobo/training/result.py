@@ -49,18 +49,25 @@ class Result:
         last = self.history[-1]
         score = next((name for name in ("accuracy", "perplexity") if last.get(name) is not None), "loss")
         value = "unknown" if last.get(score) is None else f"{last[score]:.4g}"
-        return f"Result({self.method['name']}, round {last['round']}, {score} {value}, groups {self.groups()})"
+        W = self._weights_of_those_present if self.method.get("domain") == "box" else None
+        doubt = ", W undecided" * (W is not None and graph.undecided(W) > graph.UNDECIDED)
+        return f"Result({self.method['name']}, round {last['round']}, {score} {value}, groups {self.groups()}{doubt})"
 
     def groups(self, threshold: float = 0.5) -> list[list[str]]:
         """The groups that W settles into: clients connected by pairs whose mean weight is at least `threshold`.
 
-        Without a graph (Local), everyone stands alone. Clients who have left are in no group.
+        So two clients may be in one group through others, with weight 0 between them. Without a graph (Local), everyone
+        stands alone, as does who never gave a finite gradient. Clients who have left are in no group.
         """
-        if self.weights is None:
+        W = self._weights_of_those_present
+        if W is None:
             return [[name] for name in self.present]
-        W = graph.among(self.present, self.names, self.weights)
         labels = graph.components(W, threshold, relative=self.method.get("domain") == "simplex").tolist()
         return [[n for n, k in zip(self.present, labels, strict=True) if k == g] for g in dict.fromkeys(labels)]
+
+    @property
+    def _weights_of_those_present(self) -> NDArray[np.float32] | None:
+        return None if self.weights is None else graph.among(self.present, self.names, self.weights)
 
     def save(self, folder: str | Path) -> None:
         """Write the result: JSON and safetensors. `cobo.load` gives it back.
