@@ -25,13 +25,13 @@ def main() -> None:
     warnings.simplefilter("ignore", RunWarning)  # its own lines say them
     try:
         with _only_the_first_speaks():
-            code = app(standalone_mode=False)
+            code = app(prog_name="cobo", standalone_mode=False)
         _end(code)
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         sys.exit(2)
     except click.ClickException as error:
-        _fail(f"{error.format_message()} (see `cobo --help`)", 2)
+        _fail(_usage(error), 2)
     except Stopped as stop:
         _fail(str(stop), 130)
     except (ConfigError, DataError, CheckpointError) as error:
@@ -58,6 +58,14 @@ def _only_the_first_speaks() -> Iterator[None]:
         return
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
         yield
+
+
+def _usage(error: click.ClickException) -> str:
+    """What is wrong with the command, and where its usage is said."""
+    suggested = "Did you mean" in error.message  # by typer, to which click would add the same again
+    context = getattr(error, "ctx", None)
+    command = "cobo" if context is None else context.command_path
+    return f"{error.message if suggested else error.format_message()} (see `{command} --help`)"
 
 
 def _fail(message: str, code: int) -> None:
