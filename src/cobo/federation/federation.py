@@ -83,8 +83,8 @@ class Federation(Place):
         trial = self._trial()
         if augment is crop_flip:
             check_images(trial[0])
-        self.blueprint.try_out(trial, self._train.layout)
         check_targets(self.clients, self.blueprint, self._train.layout.build(trial))
+        self.blueprint.try_out(trial, self._train.layout)
         self.chosen: Chosen = choose(self.blueprint, self._train.layout, trial, executor)
         if self.chosen.executor.name == "looped":  # activations exist for one model at a time, but rows for all
             row = self.blueprint.size * self.blueprint.start.element_size()

@@ -206,7 +206,10 @@ def _split(data: Any) -> tuple[Fields, Layout]:
 
 
 def _tensor(value: Any) -> Tensor:
-    tensor = value.detach() if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+    array = None if isinstance(value, Tensor) else np.asarray(value)
+    if array is not None and array.dtype.kind in "OSU":
+        raise TypeError("there are texts or other objects in it; make them numbers, class labels 0, 1, 2 and so on")
+    tensor = value.detach() if array is None else torch.as_tensor(array)
     return tensor.long() if tensor.dtype in (torch.uint16, torch.uint32, torch.uint64) else tensor
 
 
