@@ -468,6 +468,19 @@ def test_saved_results_come_back_without_pickle(tmp_path):
     assert {p.suffix for p in tmp_path.rglob("*") if p.is_file()} == {".json", ".safetensors"}
 
 
+def test_a_result_replaces_one_that_was_saved_before_but_no_file(tmp_path):
+    frozen = nn.Sequential(nn.Linear(2, 3).requires_grad_(False), nn.Linear(3, 2))
+    small(model=frozen, rounds=1).save(tmp_path / "saved")
+    result = small(method=cobo.Local(), rounds=1)
+    result.save(tmp_path / "saved")
+    back = cobo.load(tmp_path / "saved")
+    assert same(result, back)
+    assert back.snapshots == []
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="file cannot be used as a folder: File exists; choose another"):
+        result.save(tmp_path / "file")
+
+
 class Own(nn.Module):
     def __init__(self):
         super().__init__()

@@ -16,7 +16,7 @@ from cobo.federation import Client, Federation
 from cobo.federation.augment import AUGMENTATIONS
 from cobo.methods import CoBo, Method
 from cobo.training.architecture import describe
-from cobo.training.checkpoint import sweep
+from cobo.training.checkpoint import made, sweep
 from cobo.training.environment import environment
 from cobo.training.events import EventLog, Listener, as_warnings
 from cobo.training.lock import only_one
@@ -130,10 +130,7 @@ def refuse_overwriting(folder: Path) -> None:
 
 
 def _claim(folder: Path, resume: bool) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{folder} cannot be used as a folder: {error.strerror}; choose another") from None
+    made(folder)
     if not resume:
         refuse_overwriting(folder)
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from cobo.collaboration import graph
 from cobo.errors import CheckpointError
 from cobo.training.architecture import Description, rebuild
-from cobo.training.checkpoint import packed, write_adapter, write_atomic, write_model
+from cobo.training.checkpoint import made, packed, write_adapter, write_atomic, write_model
 from cobo.training.records import pack_weights, unpack_weights
 
 Snapshot = tuple[int, NDArray[np.float32]]
@@ -70,13 +70,12 @@ class Result:
         return None if self.weights is None else graph.among(self.present, self.names, self.weights)
 
     def save(self, folder: str | Path) -> None:
-        """Write the result: JSON and safetensors. `cobo.load` gives it back.
+        """Write the result: JSON and safetensors. `cobo.load` gives it back. One that is in the folder is replaced.
 
         A model's file holds what is that client's own; what is not trained, a frozen base, is written once beside it.
         Of adapters on a language model, whose base is known by its name, there are the folders that peft reads instead.
         """
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = made(folder)
         for name, state in self.states.items():
             write_model(folder, name, state)
         adapted = {name: module for name, module in self.models.items() if hasattr(module, "peft_config")}
@@ -84,10 +83,14 @@ class Result:
             write_adapter(folder, name, module)
         if self.shared and not adapted:
             write_atomic(folder / "shared.safetensors", packed(self.shared))
+        else:
+            (folder / "shared.safetensors").unlink(missing_ok=True)  # of a result that was there before
         if self.weights is not None:
             write_atomic(
                 folder / "weights.safetensors", pack_weights(self.names, self.snapshots or [(-1, self.weights)])
             )
+        else:
+            (folder / "weights.safetensors").unlink(missing_ok=True)
         facts = {
             "names": self.names, "present": self.present, "changes": self.changes, "true_groups": self.true_groups,
             "method": self.method, "training": self.training, "architecture": self.architecture,
