@@ -807,7 +807,7 @@ def test_without_the_extra_there_is_one_clear_line(tmp_path):
         "except cobo.errors.ConfigError as error:\n    print(error)"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert said == "language models need more packages: pip install 'cobo[llm]'\n"
+    assert said == "language models need more packages; in cobo's clone: pip install '.[llm]'\n"
 
 
 def test_importing_cobo_imports_nothing_of_hugging_face():

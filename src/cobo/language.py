@@ -41,7 +41,7 @@ class LanguageModel:
             from transformers import AutoModelForCausalLM, AutoTokenizer
             from transformers.utils import logging
         except ImportError:
-            raise ConfigError("language models need more packages: pip install 'cobo[llm]'") from None
+            raise ConfigError("language models need more packages; in cobo's clone: pip install '.[llm]'") from None
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         options["trust_remote_code"] = False
         alone = not Path(place).is_dir() and not _hub_answers(place)
@@ -134,7 +134,7 @@ class LanguageModel:
             from peft.tuners.lora import LoraLayer
             from transformers.pytorch_utils import Conv1D
         except ImportError:
-            raise ConfigError("adapters need more packages: pip install 'cobo[llm]'") from None
+            raise ConfigError("adapters need more packages; in cobo's clone: pip install '.[llm]'") from None
 
         if rank < 1 or (alpha is not None and alpha < 1) or not 0 <= dropout < 1:
             raise ConfigError(
