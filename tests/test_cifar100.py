@@ -386,7 +386,9 @@ def test_without_pyarrow_a_parquet_file_says_what_to_install(home, monkeypatch):
     monkeypatch.setenv("COBO_DATA", str(home))
     put_parquet(home)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(DataError, match=r"parquet takes pyarrow to read: pip install 'cobo\[parquet\]'$"):
+    with pytest.raises(
+        DataError, match=r"parquet takes pyarrow to read; in cobo's clone: pip install '\.\[parquet\]'$"
+    ):
         cifar100(SMALL)
 
 

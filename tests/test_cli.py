@@ -90,6 +90,14 @@ def test_compare_fills_the_table_and_report_rebuilds_it(tmp_path):
 
 
 @pytest.mark.slow
+def test_what_runs_of_a_comparison_warn_of_is_said_once(tmp_path):
+    settings = ("--set", "samples=40", "--set", "cobo.gamma=0.3")
+    code, _, err = run("compare", "digits", "--methods", "cobo", "--rounds", "20", "--out", str(tmp_path), *settings)
+    assert code == 0, err
+    assert err.count("W is undecided") == 1
+
+
+@pytest.mark.slow
 def test_settings_reach_experiment_and_method(tmp_path):
     changes = ["--set", "samples=40", "--set", "cobo.rho=0.25", "--set", "cobo.lr=0.01", "--set", "optimizer=adamw"]
     code, _, err = run("run", "digits", "--rounds", "2", "--out", str(tmp_path), *changes)
@@ -129,8 +137,9 @@ def test_settings_reach_experiment_and_method(tmp_path):
         (["run", "digits", "--set", "cobo.seed=5"], "--seed"),
         (["run", "digits", "--set", "experiment=foo"], "not allowed"),
         (["run", "digits", "--fast"], "--fast"),
-        (["run", "digits", "--rounds", "many"], "'many'"),
+        (["run", "digits", "--rounds", "many"], "'many' is not a valid integer. (see `cobo run --help`)"),
         (["run"], "EXPERIMENT"),
+        (["runn", "digits"], "'runn'. Did you mean 'run'? (see `cobo --help`)"),
         (["bogus"], "bogus"),
         (["compare", "digits", "--methods", "cobo,magic"], "method 'magic' is not known"),
         (["report", "."], "holds no run"),

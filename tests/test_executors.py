@@ -359,6 +359,26 @@ def good() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.zeros(4, 2), torch.zeros(4, dtype=torch.long)
 
 
+class OnDemand(Dataset):
+    """Samples that all have one label."""
+
+    def __init__(self, label: int) -> None:
+        self._label = label
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, k):
+        return torch.zeros(2), self._label
+
+
+def labelled(*targets, model=None, task=None) -> Federation:
+    """Clients a, b, ... with these targets, or data sets that have them."""
+    data = [y if isinstance(y, Dataset) else (torch.zeros(4, 2), y) for y in targets]
+    clients = [cobo.Client(name, train=train) for name, train in zip("abc", data, strict=False)]
+    return Federation(clients, model or nn.Linear(2, 2), task=task)
+
+
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
@@ -394,6 +414,51 @@ def good() -> tuple[torch.Tensor, torch.Tensor]:
             ),
             DataError,
             "client 'b' has class labels from 7 to 7",
+        ),
+        (
+            lambda: labelled(good()[1] + 7, good()[1]),
+            DataError,
+            "client 'a' has class labels from 7 to 7, but the model's 2 outputs allow 0 to 1",
+        ),
+        (
+            lambda: labelled(OnDemand(7), good()[1]),
+            DataError,
+            "client 'a' has class labels from 7 to 7, but the model's 2 outputs allow 0 to 1",
+        ),
+        (
+            lambda: labelled(good()[1].float(), good()[1].float()),
+            DataError,
+            "client 'a' has class labels that are real numbers; give whole ones, 0 to 1: y.long()",
+        ),
+        (
+            lambda: labelled(good()[1][:, None], good()[1][:, None]),
+            DataError,
+            "client 'a' has class labels of shape [4, 1], but the model needs [4]: y[:, 0]",
+        ),
+        (
+            lambda: labelled(*[torch.zeros(4, 2, dtype=torch.long)] * 2),
+            DataError,
+            "client 'a' has class labels of shape [4, 2], but the model needs [4]: y.argmax(1)",
+        ),
+        (
+            lambda: labelled(good()[1].float(), good()[1], good()[1]),
+            DataError,
+            "client 'a': train samples look like (float [2], float []), but 'b' has (float [2], integer [])",
+        ),
+        (
+            lambda: labelled(["sick", "well", "well", "sick"]),
+            DataError,
+            "client 'a': train should be (inputs, targets), a dict of tensors, a tensor or a Dataset: there are texts",
+        ),
+        (
+            lambda: labelled(good()[1], good()[1], model=nn.Sequential(nn.Linear(2, 1), nn.Flatten(0))),
+            ConfigError,
+            "with one for two classes, binary_cross_entropy",
+        ),
+        (
+            lambda: labelled(good()[1], good()[1], model=nn.Linear(2, 1), task=Task("binary_cross_entropy")),
+            ConfigError,
+            "outputs [32, 1] and targets [32] differ in shape; give targets as y[:, None], or squeeze the outputs",
         ),
         (
             lambda: Federation(

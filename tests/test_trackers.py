@@ -97,10 +97,14 @@ def test_w_is_not_in_the_log_of_events(tmp_path):
 
 def test_a_tracker_that_is_not_installed_is_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ConfigError, match=r"Weights & Biases needs the extra: pip install 'cobo\[wandb\]'"):
+    with pytest.raises(
+        ConfigError, match=r"Weights & Biases needs the extra; in cobo's clone: pip install '\.\[wandb\]'"
+    ):
         WandB("project")
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ConfigError, match=r"TensorBoard needs the extra: pip install 'cobo\[tensorboard\]'"):
+    with pytest.raises(
+        ConfigError, match=r"TensorBoard needs the extra; in cobo's clone: pip install '\.\[tensorboard\]'"
+    ):
         TensorBoard("folder")
 
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import threading
+import warnings
 import weakref
 
 import numpy as np
@@ -18,11 +19,12 @@ from torch import nn
 
 import cobo
 from cobo.compute.task import Task
-from cobo.errors import CheckpointError, ConfigError, Interrupted, RunError
+from cobo.errors import CheckpointError, ConfigError, Interrupted, RunError, RunWarning
 from cobo.federation import Federation
 from cobo.methods import State
 from cobo.models import mlp
 from cobo.training import checkpoint
+from cobo.training.progress import LiveProgress
 from cobo.training.trackers import TensorBoard
 
 
@@ -268,6 +270,29 @@ def test_a_run_that_ends_before_w_has_settled_says_so():
         assert any("W is undecided" in e.get("message", "") for e in heard) == said
 
 
+def test_what_a_run_warns_of_is_a_python_warning_of_the_callers_line_unless_progress_shows_it(capsys):
+    with pytest.warns(RunWarning, match="W is undecided, .* train longer") as said:
+        result = small()
+    assert [w.filename for w in said] == [__file__]
+    assert repr(result).endswith(", W undecided)")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        small(progress=True)
+        assert not repr(small(rounds=400, method=cobo.CoBo(gamma=0.1))).endswith(", W undecided)")
+    assert "W is undecided" in capsys.readouterr().err
+
+
+def test_who_never_gives_a_finite_gradient_ties_no_groups_together(tmp_path):
+    x, y = torch.full((40, 2), torch.nan), torch.zeros(40, dtype=torch.long)
+    clients = [*people(), cobo.Client("sick", train=(x, y))]
+    options = {"model": lambda: mlp(2, [6], 2), "batch_size": 5, "lr": 0.1, "method": cobo.CoBo(gamma=0.1)}
+    with pytest.warns(RunWarning, match="client 'sick' has values that are not finite in 40 training samples: drop or"):
+        result = cobo.fit(clients, rounds=400, out=tmp_path, **options)
+    assert result.groups() == cobo.load(tmp_path).groups() == [["c0", "c2"], ["c1", "c3"], ["sick"]]
+    assert result.history[-1]["groups"] == 3
+    assert not result.snapshots[-1][1][4, :4].any()
+
+
 def test_data_that_are_not_finite_are_named_at_the_start():
     x, y = torch.zeros(4, 2), torch.zeros(4, dtype=torch.long)
     bad = x.clone()
@@ -275,7 +300,8 @@ def test_data_that_are_not_finite_are_named_at_the_start():
     heard = []
     clients = [cobo.Client("sick", train=(bad, y)), cobo.Client("well", train=(x, y))]
     cobo.fit(clients, model=nn.Linear(2, 2), rounds=1, listeners=[heard.append])
-    assert next(e["message"] for e in heard if e["event"] == "warning").startswith("client 'sick'")
+    (said,) = (e["message"] for e in heard if e["event"] == "warning")
+    assert said.startswith("client 'sick' has values that are not finite in 1 training sample: drop or fill them")
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "binary_cross_entropy"])
@@ -459,6 +485,19 @@ def test_saved_results_come_back_without_pickle(tmp_path):
     assert {p.suffix for p in tmp_path.rglob("*") if p.is_file()} == {".json", ".safetensors"}
 
 
+def test_a_result_replaces_one_that_was_saved_before_but_no_file(tmp_path):
+    frozen = nn.Sequential(nn.Linear(2, 3).requires_grad_(False), nn.Linear(3, 2))
+    small(model=frozen, rounds=1).save(tmp_path / "saved")
+    result = small(method=cobo.Local(), rounds=1)
+    result.save(tmp_path / "saved")
+    back = cobo.load(tmp_path / "saved")
+    assert same(result, back)
+    assert back.snapshots == []
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="file cannot be used as a folder: File exists; choose another"):
+        result.save(tmp_path / "file")
+
+
 class Own(nn.Module):
     def __init__(self):
         super().__init__()
@@ -628,3 +667,15 @@ def test_nothing_of_a_run_outlives_it():
         assert held[0]() is None
     finally:
         gc.enable()
+
+
+def test_a_slow_run_says_seconds_a_round_and_not_none_a_second(monkeypatch, capsys):
+    clock = iter([0.0, 0.0, 25.0, 50.0])
+    monkeypatch.setattr(cobo.training.progress.time, "monotonic", lambda: next(clock))
+    shown = LiveProgress("cobo")
+    shown({"event": "started", "round": 0, "rounds": 10})
+    for round in (0, 2, 10):
+        shown({"event": "evaluated", "round": round, "loss": 1.0, "groups": 2, "settled": 1.0})
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[1] == "cobo: round 2/10 12.5 s each loss 1, 2 groups, W at rest 100 %"
+    assert lines[2].startswith("cobo: round 10/10 5 s each")

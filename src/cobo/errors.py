@@ -21,6 +21,10 @@ class RunError(CoboError):
     """A run failed while training; what was written so far stays."""
 
 
+class RunWarning(UserWarning):
+    """A run went on, but its result may not be what you want."""
+
+
 class RankLost(CoboError):
     """Another process of this run has ended, or cannot be reached."""
 

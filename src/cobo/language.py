@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
@@ -20,6 +21,7 @@ from cobo.federation import Client
 from cobo.federation.windows import Windows
 
 TEST = 0.1
+PATIENCE = 10  # seconds for an answer of the hub
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -39,9 +41,11 @@ class LanguageModel:
             from transformers import AutoModelForCausalLM, AutoTokenizer
             from transformers.utils import logging
         except ImportError:
-            raise ConfigError("language models need more packages: pip install 'cobo[llm]'") from None
+            raise ConfigError("language models need more packages; in cobo's clone: pip install '.[llm]'") from None
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         options["trust_remote_code"] = False
+        alone = not Path(place).is_dir() and not _hub_answers(place)
+        options["local_files_only"] = alone
         try:
             self.tokenizer = AutoTokenizer.from_pretrained(place, **options)
             read: Any = AutoModelForCausalLM.from_pretrained(
@@ -49,12 +53,15 @@ class LanguageModel:
                 output_loading_info=True, **options,
             )  # fmt: skip
         except (OSError, ValueError, ImportError, KeyError, RuntimeError, SafetensorError) as error:
-            raise ConfigError(f"language model {self.source!r} cannot be loaded: {_reason(error)}") from None
+            nowhere = alone and isinstance(error, OSError)
+            reason = "there is no such folder here, and the hub cannot be reached" if nowhere else _reason(error)
+            raise ConfigError(f"language model {self.source!r} cannot be loaded: {reason}") from None
         base, found = read
         if lacking := sorted(map(str, [*found["missing_keys"], *found["mismatched_keys"]])):
             raise ConfigError(f"language model {self.source!r} cannot be loaded: {lacking[0]} is not in its files")
         if not getattr(self.tokenizer, "is_fast", False):
             raise ConfigError(f"language model {self.source!r} has no fast tokenizer (tokenizer.json), which is needed")
+        self._said: set[str] = set()
         self.reads = f"tokens of tokenizer {tokens.fingerprint(self.tokenizer)}"
         self.base: nn.Module = base.requires_grad_(False)
         attention.use_it(base)
@@ -94,7 +101,9 @@ class LanguageModel:
             train = tokens.tokenised(rest, self.tokenizer, name, limit)
             if limit is not None and len(train) < limit:
                 said = f"client {name!r} has {len(train):,} tokens to train on, not {limit:,}"
-                Console(stderr=True).print(said, markup=False, highlight=False, soft_wrap=True)
+                if said not in self._said:  # a run makes its clients twice: for the outlook, and for itself
+                    self._said.add(said)
+                    Console(stderr=True).print(said, markup=False, highlight=False, soft_wrap=True)
             return Client(
                 name,
                 Windows(train, context, reads=self.reads),
@@ -125,7 +134,7 @@ class LanguageModel:
             from peft.tuners.lora import LoraLayer
             from transformers.pytorch_utils import Conv1D
         except ImportError:
-            raise ConfigError("adapters need more packages: pip install 'cobo[llm]'") from None
+            raise ConfigError("adapters need more packages; in cobo's clone: pip install '.[llm]'") from None
 
         if rank < 1 or (alpha is not None and alpha < 1) or not 0 <= dropout < 1:
             raise ConfigError(
@@ -235,7 +244,25 @@ def _place(source: str) -> tuple[str, dict[str, Any], str]:
         if not path.is_file():
             raise ConfigError(f"language model {source!r} is no file that is there")
         return str(path.parent), {"gguf_file": path.name}, name
-    return (str(path), {}, name) if path.is_dir() else (source, {}, source)
+    if path.is_dir():
+        return str(path), {}, name
+    if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", source):
+        raise ConfigError(f"language model {source!r} is no folder that is there, nor NAME or OWNER/NAME on the hub")
+    return source, {}, source
+
+
+def _hub_answers(name: str) -> bool:
+    """Asked once: transformers would ask for minutes where there is no network, and only then look into its cache."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        HfApi().model_info(name, timeout=PATIENCE)
+    except HfHubHTTPError:  # also no is an answer
+        return True
+    except Exception:  # of whichever client the hub's own package uses
+        return False
+    return True
 
 
 def _packaged(name: str) -> Path:

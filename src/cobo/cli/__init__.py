@@ -2,6 +2,7 @@
 
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 
@@ -11,7 +12,7 @@ from cobo.cli import flower, runs, views
 from cobo.cli.terminal import Stopped, app
 from cobo.compute.allocator import keep_freed_memory
 from cobo.engines import join
-from cobo.errors import CheckpointError, CoboError, ConfigError, DataError
+from cobo.errors import CheckpointError, CoboError, ConfigError, DataError, RunWarning
 
 __all__ = ["flower", "main", "runs", "views"]
 
@@ -21,15 +22,16 @@ SHARED = ("run", "compare", "demo")  # commands whose runs torchrun's processes 
 def main() -> None:
     """Run the command line: 0 success, 1 a run failed, 2 bad usage or configuration, 130 stopped by the user."""
     keep_freed_memory()
+    warnings.simplefilter("ignore", RunWarning)  # its own lines say them
     try:
         with _only_the_first_speaks():
-            code = app(standalone_mode=False)
+            code = app(prog_name="cobo", standalone_mode=False)
         _end(code)
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         sys.exit(2)
     except click.ClickException as error:
-        _fail(f"{error.format_message()} (see `cobo --help`)", 2)
+        _fail(_usage(error), 2)
     except Stopped as stop:
         _fail(str(stop), 130)
     except (ConfigError, DataError, CheckpointError) as error:
@@ -56,6 +58,14 @@ def _only_the_first_speaks() -> Iterator[None]:
         return
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
         yield
+
+
+def _usage(error: click.ClickException) -> str:
+    """What is wrong with the command, and where its usage is said."""
+    suggested = "Did you mean" in error.message  # by typer, to which click would add the same again
+    context = getattr(error, "ctx", None)
+    command = "cobo" if context is None else context.command_path
+    return f"{error.message if suggested else error.format_message()} (see `{command} --help`)"
 
 
 def _fail(message: str, code: int) -> None:

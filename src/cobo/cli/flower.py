@@ -1,4 +1,4 @@
-"""Commands for Flower (extra `cobo[flower]`): an experiment on its simulation."""
+"""Commands for Flower (extra `flower`): an experiment on its simulation."""
 
 from pathlib import Path
 from typing import Annotated
@@ -38,7 +38,7 @@ def simulate(
     try:
         from cobo.flower.simulate import simulate as run
     except ModuleNotFoundError as error:
-        raise ConfigError(f"{error}: Flower is an extra of cobo; pip install 'cobo[flower]'") from None
+        raise ConfigError(f"{error}: Flower is an extra; in cobo's clone: pip install '.[flower]'") from None
     changes = [*(set_ or []), *([] if rounds is None else [f"rounds={rounds}"])]
     chosen = load_experiment(experiment, EXPERIMENTS, changes)
     folder = out or Path("runs") / f"flower-{Path(experiment).stem}"

@@ -9,6 +9,8 @@ from scipy.sparse.csgraph import connected_components
 
 Matrix = NDArray[np.floating]
 
+UNDECIDED = 0.1  # the share of undecided pairs from which on it is said
+
 
 def components(W: Matrix, threshold: float = 0.5, *, relative: bool = False) -> NDArray[np.int64]:
     """The group number of each client: connected components of the pairs whose mean weight is at least threshold.
@@ -71,3 +73,9 @@ def settled(W: Matrix, before: Matrix | None, tolerance: float = 0.01) -> float:
         return 1.0
     off = ~np.eye(len(W), dtype=bool)
     return float((np.abs(W - before)[off] < tolerance).mean())
+
+
+def undecided(W: Matrix) -> float:
+    """The share of pairs whose weight, on a box, is neither near 0 nor near 1; 0 without pairs."""
+    between = ((W > 0.1) & (W < 0.9))[~np.eye(len(W), dtype=bool)]
+    return float(between.mean()) if len(between) else 0.0

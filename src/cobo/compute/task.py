@@ -17,6 +17,8 @@ PADDING = -100  # in the place of a token: not to be predicted
 
 
 def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    if outputs.ndim < 2:
+        raise ValueError("cross_entropy needs an output for each class; with one for two classes, binary_cross_entropy")
     if targets.is_floating_point():
         return F.cross_entropy(outputs, targets)
     if outputs.ndim == 2:  # the same, without the slow decomposition that vmap has for it
@@ -31,7 +33,8 @@ def _binary_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 def _of_equal_shape(loss: Loss) -> Loss:
     def checked(outputs: Tensor, targets: Tensor) -> Tensor:
         if outputs.shape != targets.shape:
-            raise ValueError(f"outputs {list(outputs.shape)} and targets {list(targets.shape)} differ in shape")
+            remedy = "; give targets as y[:, None], or squeeze the outputs" if outputs.ndim == targets.ndim + 1 else ""
+            raise ValueError(f"outputs {list(outputs.shape)} and targets {list(targets.shape)} differ in shape{remedy}")
         return loss(outputs, targets)
 
     return checked
@@ -50,7 +53,7 @@ def _next_token(outputs: Any, targets: Tensor) -> Tensor:
 
 LOSSES: dict[str, Loss] = {
     "cross_entropy": _cross_entropy,
-    "binary_cross_entropy": _binary_cross_entropy,
+    "binary_cross_entropy": _of_equal_shape(_binary_cross_entropy),
     "mse": _of_equal_shape(F.mse_loss),
     "l1": _of_equal_shape(F.l1_loss),
     "next_token": _next_token,
@@ -93,11 +96,11 @@ class Task:
         return self._objective is None and self._loss is _next_token
 
     @torch.no_grad()
-    def choices(self, module: nn.Module, batch: Any) -> int:
-        """How many classes, or tokens, the module tells apart."""
-        outputs = module(self._split(batch)[0])
-        logits: Tensor = getattr(outputs, "logits", outputs)
-        return logits.shape[-1 if self.predicts_tokens else 1]
+    def logits(self, module: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        """What the module says of classes [batch, classes, ...], or of tokens [..., vocabulary]; and the targets."""
+        inputs, targets = self._split(batch)
+        outputs = module(inputs)
+        return getattr(outputs, "logits", outputs), targets
 
     def weights(self, fields: Sequence[Tensor]) -> Tensor:
         """[m]: what the batch of each row of fields [m, batch, ...] weighs among others: its samples, or its tokens."""

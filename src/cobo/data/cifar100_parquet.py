@@ -20,7 +20,7 @@ def read_parquet(path: Path, most: int) -> tuple[NDArray[np.uint8], list[int]]:
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
     except ImportError:
-        raise DataError(f"{path} takes pyarrow to read: pip install 'cobo[parquet]'") from None
+        raise DataError(f"{path} takes pyarrow to read; in cobo's clone: pip install '.[parquet]'") from None
 
     images: list[NDArray[np.uint8]] = []
     labels: list[int] = []

@@ -123,7 +123,7 @@ def _table(path: Path) -> Iterator[str]:
         import pyarrow as pa
         from pyarrow import ipc, parquet
     except ImportError:
-        raise ConfigError(f"{path.name} needs one more package: pip install 'cobo[parquet]'") from None
+        raise ConfigError(f"{path.name} needs one more package; in cobo's clone: pip install '.[parquet]'") from None
     try:
         with path.open("rb") as file:
             batches = parquet.ParquetFile(file).iter_batches() if path.suffix == ".parquet" else ipc.open_stream(file)
@@ -147,7 +147,7 @@ def _from_hub(name: str) -> Path:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
     except ImportError:
-        raise ConfigError("data sets of the Hugging Face hub need more packages: pip install 'cobo[llm]'") from None
+        raise ConfigError("data sets of the hub need more packages; in cobo's clone: pip install '.[llm]'") from None
     owner, *rest = name.split("/")
     name, part = "/".join([owner, *rest[:1]]), "/".join(rest[1:])
     wanted = [f"{part}/*{kind}" if part else f"*{kind}" for kind in KINDS]

@@ -26,7 +26,7 @@ class Language(Experiment):
     `judge_tokens` are read, if given.
     """
 
-    what: ClassVar[str] = "paper, section 4.3: 4 clients with 4 languages, adapters on GPT-2 (needs cobo[llm])"
+    what: ClassVar[str] = "paper, section 4.3: 4 clients with 4 languages, adapters on GPT-2 (needs the extra llm)"
 
     model: str = "gpt2"
     corpus: Literal["wikipedia", "libreoffice-help"] = "wikipedia"

@@ -1,6 +1,7 @@
 """A party with its own data: the only thing a user must build."""
 
 import unicodedata
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -63,13 +64,14 @@ def check_clients(clients: Sequence[Client], fewest: int = 2) -> list[Client]:
     if len(clients) < fewest:
         raise ConfigError(f"clients = {clients!r}: collaboration needs at least two clients")
     check_names([client.name for client in clients])
-    first = clients[0]
+    usual = Counter(client.train.signature for client in clients).most_common(1)[0][0]  # who differs is to be named
+    other = next(client.name for client in clients if client.train.signature == usual)
     for client in clients:
         for part, samples in (("train", client.train), ("test", client.test)):
-            if samples is not None and samples.signature != first.train.signature:
+            if samples is not None and samples.signature != usual:
                 raise DataError(
                     f"client {client.name!r}: {part} samples look like {samples.signature}, but "
-                    f"{first.name!r} has {first.train.signature}; all clients need samples of one shape"
+                    f"{other!r} has {usual}; all clients need samples of one shape"
                 )
     return clients
 

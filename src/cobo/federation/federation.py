@@ -29,7 +29,7 @@ from cobo.federation.batches import SAMPLES_AT_ONCE, Batches, Indices
 from cobo.federation.client import Client, check_clients
 from cobo.federation.judge import Judge
 from cobo.federation.place import Place
-from cobo.federation.samples import sound
+from cobo.federation.samples import unsound
 from cobo.federation.targets import check_targets
 
 TOKENS_AT_ONCE = 4096  # in a pass; logits of 50,000 words for so many take 800 MB
@@ -83,8 +83,8 @@ class Federation(Place):
         trial = self._trial()
         if augment is crop_flip:
             check_images(trial[0])
-        self.blueprint.try_out(trial, self._train.layout)
         check_targets(self.clients, self.blueprint, self._train.layout.build(trial))
+        self.blueprint.try_out(trial, self._train.layout)
         self.chosen: Chosen = choose(self.blueprint, self._train.layout, trial, executor)
         if self.chosen.executor.name == "looped":  # activations exist for one model at a time, but rows for all
             row = self.blueprint.size * self.blueprint.start.element_size()
@@ -100,7 +100,7 @@ class Federation(Place):
         }
         self._keys = self.keys("batch")  # of everyone
         self.work = np.zeros(len(self.clients), dtype=np.int64)  # gradients of each client since it was made
-        self.unsound = [c.name for c in self.clients if not (sound(c.train) and sound(c.test))]
+        self.unsound = {c.name: (unsound(c.train), unsound(c.test)) for c in self.clients}  # samples
 
     def attend(self, names: Sequence[str], since: Mapping[str, int] | None = None) -> None:
         """From now on these clients are present, in this order; `since` says from which round on, if not from 0."""

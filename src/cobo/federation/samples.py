@@ -146,10 +146,11 @@ def in_order(samples: Samples) -> Samples:
     return samples.part(torch.arange(len(samples))) if anywhere else samples
 
 
-def sound(samples: Samples | None) -> bool:
-    """Whether all numbers at hand are finite."""
-    fields = () if samples is None else held(samples)
-    return all(bool(torch.isfinite(f).all()) for f in fields if f.is_floating_point())
+def unsound(samples: Samples | None) -> int:
+    """How many samples have numbers, at hand, that are not finite."""
+    fields = [f for f in (() if samples is None else held(samples)) if f.is_floating_point()]
+    bad = [~torch.isfinite(f).reshape(len(f), -1).all(1) for f in fields]
+    return int(torch.stack(bad).any(0).sum()) if bad else 0
 
 
 def fingerprint(samples: Samples) -> str:
@@ -205,7 +206,10 @@ def _split(data: Any) -> tuple[Fields, Layout]:
 
 
 def _tensor(value: Any) -> Tensor:
-    tensor = value.detach() if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+    array = None if isinstance(value, Tensor) else np.asarray(value)
+    if array is not None and array.dtype.kind in "OSU":
+        raise TypeError("there are texts or other objects in it; make them numbers, class labels 0, 1, 2 and so on")
+    tensor = value.detach() if array is None else torch.as_tensor(array)
     return tensor.long() if tensor.dtype in (torch.uint16, torch.uint32, torch.uint64) else tensor
 
 

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save, save_file
 from torch import Tensor
 
-from cobo.errors import CheckpointError
+from cobo.errors import CheckpointError, ConfigError
 
 KEEP = 2
 
@@ -71,6 +71,15 @@ def read_latest(folder: Path, refused: Callable[[str], None]) -> Checkpoint | No
 def newest(folder: Path) -> int:
     """The round of the newest checkpoint, by its name; 0 if there is none."""
     return max((int(path.name.removeprefix("round-")) for path in _complete(folder)), default=0)
+
+
+def made(folder: str | Path) -> Path:
+    """A folder to write to, there from now on."""
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be used as a folder: {error.strerror}; choose another") from None
+    return Path(folder)
 
 
 def write_model(folder: Path, name: str, state: dict[str, Tensor]) -> None:

@@ -11,11 +11,14 @@ With Flower also {"event": "connected", "client"}, {"event": "left out", "round"
 """
 
 import json
+import warnings
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, Self
+
+from cobo.errors import RunWarning
 
 Event = dict[str, Any]
 Listener = Callable[[Event], None]
@@ -41,3 +44,15 @@ class EventLog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
+
+
+def as_warnings(caller: FrameType) -> Listener:
+    """Makes a run's warnings Python's own, of the line that the caller is at: who shows nothing still says them."""
+    place = caller.f_code.co_filename, caller.f_lineno
+    registry = caller.f_globals.setdefault("__warningregistry__", {})  # Python's: what was said there is not repeated
+
+    def hear(event: Event) -> None:
+        if event["event"] == "warning":
+            warnings.warn_explicit(event["message"], RunWarning, *place, registry=registry)
+
+    return hear

@@ -1,5 +1,6 @@
 """`cobo.fit`: from clients and a model to one personal model per client."""
 
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,9 +16,9 @@ from cobo.federation import Client, Federation
 from cobo.federation.augment import AUGMENTATIONS
 from cobo.methods import CoBo, Method
 from cobo.training.architecture import describe
-from cobo.training.checkpoint import sweep
+from cobo.training.checkpoint import made, sweep
 from cobo.training.environment import environment
-from cobo.training.events import EventLog, Listener
+from cobo.training.events import EventLog, Listener, as_warnings
 from cobo.training.lock import only_one
 from cobo.training.loop import Run
 from cobo.training.membership import check
@@ -46,9 +47,10 @@ def fit(
     `training` takes rounds, lr, batch_size, accumulate, momentum, weight_decay, optimizer, schedule, seed,
     evaluate_every, buffers, precision, augment, executor, models_at_once, device, roster and clocks, see
     `cobo.Training`. With `out`, the run is recorded in that folder and can be resumed from its last checkpoint after
-    any kind of end. `progress` shows a bar. `listeners` are functions that hear every event of the run
-    (`cobo.training.events`). Under torchrun the clients are spread over its processes (docs/engines.md), of which the
-    first records, shows and hears; the others' results have the models of their own clients only.
+    any kind of end. `progress` shows a bar and says what the run warns of; without it, that is a Python warning,
+    `cobo.errors.RunWarning`. `listeners` are functions that hear every event of the run (`cobo.training.events`). Under
+    torchrun the clients are spread over its processes (docs/engines.md), of which the first records, shows and hears;
+    the others' results have the models of their own clients only.
 
     >>> import torch
     >>> def party(name, slope):
@@ -59,6 +61,7 @@ def fit(
     >>> result.groups()
     [['a', 'b'], ['c']]
     """
+    warns = as_warnings(sys._getframe(1))
     method = CoBo() if method is None else method
     if not isinstance(method, Method):
         raise ConfigError(f"method = {method!r} should be a method of cobo, such as cobo.CoBo()")
@@ -85,8 +88,8 @@ def fit(
 
         if folder is not None:
             ranks.first(lambda: claim(folder))
-        if progress and ranks.leads:
-            heard.append(stack.enter_context(LiveProgress(label or method.name)))
+        if ranks.leads:
+            heard.append(stack.enter_context(LiveProgress(label or method.name)) if progress else warns)
         run = Run(federation, method, settings, folder=folder, listeners=heard)
         if folder is not None and resume:
             run.restore()
@@ -129,10 +132,7 @@ def refuse_overwriting(folder: Path) -> None:
 
 
 def _claim(folder: Path, resume: bool) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{folder} cannot be used as a folder: {error.strerror}; choose another") from None
+    made(folder)
     if not resume:
         refuse_overwriting(folder)
 

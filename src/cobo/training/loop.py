@@ -79,8 +79,9 @@ class Run:
         costly = self.method.warning(self.federation, self.training.rounds)
         if costly is not None and self.state.round == 0:
             self._tell(event="warning", message=costly)
-        for name in self.federation.unsound:
-            self._tell(event="warning", message=f"client {name!r} has values in its data that are not finite")
+        for name, (train, test) in self.federation.unsound.items():
+            if train or test:
+                self._tell(event="warning", message=_not_finite(name, train, test))
         try:
             with _graceful_interrupt(twice=self._ranks.size > 1) as interrupted:
                 if not self.history:
@@ -99,10 +100,10 @@ class Run:
 
     def _warn_if_undecided(self) -> None:
         """Weights on the box end at 0 or 1 when there was time enough."""
-        W = self.state.weights
+        W = self._known_weights
         if W is not None and isinstance(self.method, CoBo) and self.method.domain == "box":
-            share = float(((W > 0.1) & (W < 0.9)).float().mean())
-            if share > 0.1:
+            share = graph.undecided(W)
+            if share > graph.UNDECIDED:
                 message = f"W is undecided, {100 * share:.0f} % of pairs lie between 0.1 and 0.9; train longer"
                 self._tell(event="warning", message=message)
 
@@ -168,8 +169,9 @@ class Run:
             values = [m[name] for m in measured if name in m]
             if values:
                 line[name] = None if None in values else fmean(v for v in values if v is not None)
-        if state.weights is not None:
-            names, everyone, W = self.federation.names, self.federation.everyone, state.weights.numpy()
+        W = self._known_weights
+        if W is not None:
+            names, everyone = self.federation.names, self.federation.everyone
             line["groups"] = int(graph.components(W, relative=self._on_simplex).max()) + 1
             tenth = state.round - max(1, self.training.rounds // 10)
             before = [w for t, w in self.snapshots if t <= tenth]
@@ -198,8 +200,22 @@ class Run:
     @property
     def weights(self) -> NDArray[np.float32] | None:
         """W among everyone [N, N]: 0 with those who are not present."""
-        W, federation = self.state.weights, self.federation
-        return None if W is None else graph.among(federation.everyone, federation.names, W.numpy())
+        W, federation = self._known_weights, self.federation
+        return None if W is None else graph.among(federation.everyone, federation.names, W)
+
+    @property
+    def _known_weights(self) -> NDArray[np.float32] | None:
+        """W among those present; 0 with who has never given a finite gradient, of whom W still is what it began with.
+
+        The method's own W keeps what it began with, for when such a client comes to itself.
+        """
+        if self.state.weights is None:
+            return None
+        W = self.state.weights.numpy().copy()
+        signals = self.state.tensors.get("signals")
+        mute = [] if signals is None else [k for k in self.state.aside if not signals[k].any()]
+        W[mute], W[:, mute] = 0, 0
+        return W
 
     @property
     def _on_simplex(self) -> bool:
@@ -362,6 +378,14 @@ class Run:
         self._tell(event="interrupted", round=self.state.round)
         remedy = "give out= to be able to go on" if self.folder is None else f"go on with resume=True ({self.folder})"
         raise Interrupted(f"stopped by the user after round {self.state.round} of {self.training.rounds}; {remedy}")
+
+
+def _not_finite(name: str, train: int, test: int) -> str:
+    """What to do about so many samples with such values."""
+    counts = {"training": train, "test": test}
+    where = " and ".join(f"{k} {kind} sample{'s' * (k > 1)}" for kind, k in counts.items() if k)
+    effect = "; rounds that draw one go on without this client" if train else ""
+    return f"client {name!r} has values that are not finite in {where}: drop or fill them{effect}"
 
 
 def _named(value: Any) -> Any:

@@ -12,7 +12,7 @@ from cobo.training.events import Event
 
 
 class LiveProgress:
-    """Rounds, rate, time left, current accuracy or perplexity, and how far W has settled."""
+    """Rounds, rate, time left, current accuracy or perplexity, and how much of W is at rest."""
 
     def __init__(self, label: str, console: Console | None = None) -> None:
         self._label = label
@@ -71,7 +71,7 @@ class LiveProgress:
     def _evaluated(self, event: Event) -> None:
         score = describe(event)
         if self._live and self._task is not None:
-            brief = score.removeprefix("accuracy ").replace("perplexity", "ppl").replace("W settled", "settled")
+            brief = score.removeprefix("accuracy ").replace("perplexity", "ppl").replace("W at rest", "at rest")
             self._bar.update(self._task, completed=event["round"], score=brief)
             return
         share = event["round"] / self._rounds
@@ -81,7 +81,9 @@ class LiveProgress:
 
     def _rate(self, round: int) -> str:
         first, since = self._first
-        return f"{(round - first) / max(time.monotonic() - since, 1e-6):.0f}/s"
+        seconds = max(time.monotonic() - since, 1e-6)
+        done = round - first
+        return f"{seconds / done:.3g} s each" if 0 < done < seconds else f"{done / seconds:.0f}/s"
 
     def _say(self, line: str) -> None:
         if self._live:
@@ -102,5 +104,5 @@ def describe(event: Event) -> str:
         parts.append(f"loss {event['loss']:.4g}")
     if event.get("settled") is not None:
         groups = event["groups"]
-        parts.append(f"{groups} group{'s' * (groups > 1)}, W settled {100 * event['settled']:.0f} %")
+        parts.append(f"{groups} group{'s' * (groups > 1)}, W at rest {100 * event['settled']:.0f} %")
     return ", ".join(parts)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from cobo.collaboration import graph
 from cobo.errors import CheckpointError
 from cobo.training.architecture import Description, rebuild
-from cobo.training.checkpoint import packed, write_adapter, write_atomic, write_model
+from cobo.training.checkpoint import made, packed, write_adapter, write_atomic, write_model
 from cobo.training.records import pack_weights, unpack_weights
 
 Snapshot = tuple[int, NDArray[np.float32]]
@@ -49,27 +49,33 @@ class Result:
         last = self.history[-1]
         score = next((name for name in ("accuracy", "perplexity") if last.get(name) is not None), "loss")
         value = "unknown" if last.get(score) is None else f"{last[score]:.4g}"
-        return f"Result({self.method['name']}, round {last['round']}, {score} {value}, groups {self.groups()})"
+        W = self._weights_of_those_present if self.method.get("domain") == "box" else None
+        doubt = ", W undecided" * (W is not None and graph.undecided(W) > graph.UNDECIDED)
+        return f"Result({self.method['name']}, round {last['round']}, {score} {value}, groups {self.groups()}{doubt})"
 
     def groups(self, threshold: float = 0.5) -> list[list[str]]:
         """The groups that W settles into: clients connected by pairs whose mean weight is at least `threshold`.
 
-        Without a graph (Local), everyone stands alone. Clients who have left are in no group.
+        So two clients may be in one group through others, with weight 0 between them. Without a graph (Local), everyone
+        stands alone, as does who never gave a finite gradient. Clients who have left are in no group.
         """
-        if self.weights is None:
+        W = self._weights_of_those_present
+        if W is None:
             return [[name] for name in self.present]
-        W = graph.among(self.present, self.names, self.weights)
         labels = graph.components(W, threshold, relative=self.method.get("domain") == "simplex").tolist()
         return [[n for n, k in zip(self.present, labels, strict=True) if k == g] for g in dict.fromkeys(labels)]
 
+    @property
+    def _weights_of_those_present(self) -> NDArray[np.float32] | None:
+        return None if self.weights is None else graph.among(self.present, self.names, self.weights)
+
     def save(self, folder: str | Path) -> None:
-        """Write the result: JSON and safetensors. `cobo.load` gives it back.
+        """Write the result: JSON and safetensors. `cobo.load` gives it back. One that is in the folder is replaced.
 
         A model's file holds what is that client's own; what is not trained, a frozen base, is written once beside it.
         Of adapters on a language model, whose base is known by its name, there are the folders that peft reads instead.
         """
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = made(folder)
         for name, state in self.states.items():
             write_model(folder, name, state)
         adapted = {name: module for name, module in self.models.items() if hasattr(module, "peft_config")}
@@ -77,10 +83,14 @@ class Result:
             write_adapter(folder, name, module)
         if self.shared and not adapted:
             write_atomic(folder / "shared.safetensors", packed(self.shared))
+        else:
+            (folder / "shared.safetensors").unlink(missing_ok=True)  # of a result that was there before
         if self.weights is not None:
             write_atomic(
                 folder / "weights.safetensors", pack_weights(self.names, self.snapshots or [(-1, self.weights)])
             )
+        else:
+            (folder / "weights.safetensors").unlink(missing_ok=True)
         facts = {
             "names": self.names, "present": self.present, "changes": self.changes, "true_groups": self.true_groups,
             "method": self.method, "training": self.training, "architecture": self.architecture,

@@ -70,7 +70,7 @@ class Tracker:
 
 
 class TensorBoard(Tracker):
-    """Writes into a folder that TensorBoard reads (extra `cobo[tensorboard]`); each run has its own.
+    """Writes into a folder that TensorBoard reads (extra `tensorboard`); each run has its own.
 
     A run that goes on takes the place of what was there from its round on, one from the start of all.
     """
@@ -79,7 +79,7 @@ class TensorBoard(Tracker):
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            raise ConfigError("TensorBoard needs the extra: pip install 'cobo[tensorboard]'") from None
+            raise ConfigError("TensorBoard needs the extra; in cobo's clone: pip install '.[tensorboard]'") from None
         self._library, self._folder = SummaryWriter, str(folder)
         self._writer: Any = None
 
@@ -99,7 +99,7 @@ class TensorBoard(Tracker):
 
 
 class WandB(Tracker):
-    """A run of Weights & Biases (extra `cobo[wandb]`); `options` are those of `wandb.init`.
+    """A run of Weights & Biases (extra `wandb`); `options` are those of `wandb.init`.
 
     With WANDB_MODE=offline nothing leaves this computer; `wandb sync` sends it later.
     """
@@ -108,7 +108,7 @@ class WandB(Tracker):
         try:
             import wandb
         except ImportError:
-            raise ConfigError("Weights & Biases needs the extra: pip install 'cobo[wandb]'") from None
+            raise ConfigError("Weights & Biases needs the extra; in cobo's clone: pip install '.[wandb]'") from None
         self._library: Any = wandb
         self._options = {"project": project, **options}
         self._run: Any = None
