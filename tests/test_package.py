@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import cobo
+from cobo.experiments import EXPERIMENTS
 
 ROOT = Path(__file__).parent.parent
 
@@ -49,13 +50,30 @@ def test_docstring_examples_are_true(name):
 
 
 @pytest.mark.slow
-def test_the_readmes_python_example_runs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_readmes_python_example_runs_and_its_comparison_is_reported(tmp_path):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    assert blocks
-    for block in blocks:
-        done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, timeout=120)
+    for command in (["-c", "".join(blocks)], ["-m", "cobo", "report", "mine"]):
+        done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=240, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
+    assert re.findall(r"^(local|fedavg|cobo) ", done.stdout, re.M) == ["local", "fedavg", "cobo"]
+    assert (tmp_path / "mine" / "report.html").exists()
+
+
+def explained(page: str) -> dict[str, str]:
+    """The settings in the first column of a page's tables, and what the second says."""
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| (.*?) ?\|", (ROOT / "docs" / page).read_text(), re.M)
+    return {name: second for names, second in rows for name in re.findall(r"\w+", names)}
+
+
+@pytest.mark.parametrize(("settings", "page"), [(cobo.CoBo, "methods.md"), (cobo.Training, "experiments.md")])
+def test_every_setting_is_explained_with_its_default(settings, page):
+    said = explained(page)
+    for name, field in settings.model_fields.items():
+        assert said.get(name) == (str(field.default) if field.default_factory is None else ""), name
+
+
+def test_every_key_of_an_experiment_file_is_explained():
+    assert {key for kind in EXPERIMENTS.values() for key in kind.model_fields} <= set(explained("experiments.md"))
 
 
 def test_nothing_unpickles_or_evaluates():

@@ -15,6 +15,7 @@ class Settings(BaseModel):
     )
 
     def __init__(self, **values: Any) -> None:
+        """Settings by name; others have their defaults. A wrong one is a `ConfigError` that says what is allowed."""
         try:
             super().__init__(**values)
         except ValidationError as error:

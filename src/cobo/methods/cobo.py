@@ -35,7 +35,8 @@ class CoBo(Method):
 
     `CoBo.paper(...)` is Algorithm 1 literally; the defaults here depart from it where measured to be better over
     several seeds (results/digits-ablation.md): mixed sampling with a late switch, symmetric pairs, clipped gradients
-    corrected for small samples, a lazy solver, and a pull toward the collaborators' mean.
+    corrected for small samples, a lazy solver, and a pull toward the collaborators' mean. docs/methods.md says what
+    each setting is, and when to change it: mostly `rho`, how strong the pull is, and `gamma`, how fast W moves.
 
     >>> CoBo(rho=0.5).sampling, CoBo.paper().sampling
     ('mixed', 'constant')
