@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from conftest import labels_apart
 from rich.console import Console
 from test_cli import run, start
 from test_compare import Silent, tiny
@@ -199,6 +200,32 @@ def test_the_figure_has_dots_for_words_lines_for_numbers_and_levels_for_what_is_
     assert line.get_linestyle() == "-"
     assert list(line.get_xdata()) == [0.01, 0.1, 1.0]
     assert ax.get_xscale() == "log"
+
+
+@pytest.mark.parametrize(
+    ("texts", "scale"),
+    [
+        ("0.1 0.2 0.3", "linear"),
+        ("0.01 0.1 1", "log"),
+        ("0 0.001 0.01 0.1 1", "linear"),
+        ("0.01 0.02 0.03 0.1 1", "linear"),
+        ("1 0.1 0.02 0.03", "linear"),
+        ("0 0.0001 0.0003 0.001 0.003 0.01 0.03 0.1 0.3 1", "linear"),
+        ("constant every time mixed constant-2", "linear"),
+    ],
+)
+def test_values_are_not_over_each_other_on_the_axis(varied, texts, scale):
+    results = report.summarise(varied[1])
+    at = results["values"][0]
+    results["values"] = [
+        {**at, "text": text, "value": text if text[0].isalpha() else float(text)} for text in texts.split()
+    ]
+    for ax in report.figure(results, "accuracy").axes:
+        assert ax.get_xscale() == scale
+        assert sorted(labels_apart(ax)) == sorted(texts.split())
+    (line,) = [line for line in ax.lines if line.get_marker() == "o"]
+    from_left = [text for _, text in sorted(zip(line.get_xdata(), texts.split(), strict=True))]
+    assert from_left == (texts.split() if texts[0].isalpha() else sorted(texts.split(), key=float))
 
 
 COMMAND = ("vary", "digits", "cobo.gamma=0.01,0.1", "--methods", "cobo,local", "--rounds", "200", "--set",

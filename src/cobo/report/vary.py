@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.markup import escape
 from rich.table import Table
 
@@ -140,7 +141,8 @@ def _panel(ax: "Axes", results: Results, measure: str) -> dict[str, Any]:
     """One measure against the value; what stands for each method that has it."""
     values = results["values"]
     numbers = all(isinstance(at["value"], int | float) and not isinstance(at["value"], bool) for at in values)
-    places = np.array([at["value"] for at in values], dtype=float) if numbers else np.arange(len(values), dtype=float)
+    texts = [figures.plain(at["text"]) for at in values]
+    places, scale = _places([at["value"] for at in values], texts) if numbers else (np.arange(len(values)), "linear")
     methods = list(dict.fromkeys(method for at in values for method in at["methods"]))
     handles: dict[str, Any] = {}
     varied = [method for method in methods if method not in results["shared"]]
@@ -151,14 +153,29 @@ def _panel(ax: "Axes", results: Results, measure: str) -> dict[str, Any]:
         else:
             aside = 0.0 if numbers else 0.12 * (varied.index(method) - (len(varied) - 1) / 2)
             handles[method] = _points(ax, method, places + aside, spreads, joined=numbers)
-    if numbers and places.min() > 0 and places.max() >= 20 * places.min():
-        ax.set_xscale("log")
-        ax.minorticks_off()
-    ax.set_xticks(places, [figures.plain(at["text"]) for at in values])
+    ax.set_xscale(scale)
+    ax.set_xticks(places, texts, rotation=90 if len(values) * _width(texts) > 1 else 0)
+    ax.minorticks_off()
     if not numbers:
         ax.set_xlim(-0.5, len(values) - 0.5)
         ax.grid(visible=False, axis="x")
     return {method: handle for method, handle in handles.items() if handle is not None}
+
+
+def _places(values: list[float], texts: list[str]) -> tuple[NDArray[np.float64], str]:
+    """Where numbers are on the axis, and its scale; evenly, by size, where their texts would be over each other."""
+    places, scale = np.array(values, dtype=float), "linear"
+    if places.min() > 0 and places.max() >= 20 * places.min():
+        scale = "log"
+    on_paper = np.sort(np.log(places) if scale == "log" else places)
+    if np.diff(on_paper).min(initial=np.inf) < _width(texts) * np.ptp(on_paper):
+        return places.argsort().argsort().astype(float), "linear"
+    return places, scale
+
+
+def _width(texts: list[str]) -> float:
+    """Of the longest text, as a share of a panel."""
+    return 0.03 * (max(len(text) for text in texts) + 1)
 
 
 def _spread(value: Any) -> Spread:
