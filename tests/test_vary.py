@@ -177,6 +177,17 @@ def test_the_table_of_a_variation_in_every_form(varied, tmp_path):
     assert text.count("constant") == 1
 
 
+def test_every_value_has_a_page_with_the_runs_that_all_share(varied):
+    _, made, _ = varied
+    report.write_pages(made)
+    for value in made.values:
+        text = (value.folder / "report.html").read_text()
+        data = json.loads(re.search(r'id="data">(.*?)</script>', text)[1])
+        assert data["title"] == f"digits, cobo.sampling = {value.text}"
+        assert [row["cells"][0] for row in data["table"]["rows"]] == ["local", "cobo", "oracle"]
+        assert {run["method"] for run in data["runs"] if run["alone"]} == {"cobo", "oracle"}
+
+
 def test_the_figure_has_dots_for_words_lines_for_numbers_and_levels_for_what_is_shared(varied, tmp_path):
     _, made, _ = varied
     results = report.summarise(made)
@@ -246,7 +257,7 @@ def test_a_variation_from_the_command_line_stopped_and_gone_on_with(tmp_path):
     assert err.splitlines()[-1].startswith("cobo: stopped by the user; go on with the same command and --resume")
     code, out, err = run(*COMMAND, "--out", str(folder), "--resume")
     assert code == 0, err
-    assert out.splitlines()[-1] == f"written to {folder}"
+    assert out.splitlines()[-1] == f"written to {folder}; each value has its report.html"
     assert max(len(line) for line in out.splitlines()[:-1]) <= 80
     values = json.loads((folder / "results.json").read_text())["values"]
     assert [list(at["methods"]) for at in values] == [["local", "cobo"]] * 2

@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 from rich.markup import escape
 from rich.table import Table
 
-from cobo.experiments.vary import Variation
+from cobo.experiments.vary import Value, Variation
 from cobo.methods import METHODS
-from cobo.report import figures, table
+from cobo.report import figures, page, table
 from cobo.report.comparison import NAMES, method_look
-from cobo.report.summary import Results, made_with, read_runs, read_unfinished, summarise_runs
+from cobo.report.summary import Results, Runs, made_with, read_runs, read_unfinished, summarise_runs
 from cobo.training.checkpoint import write_atomic
 
 if TYPE_CHECKING:
@@ -33,15 +33,9 @@ def summarise(variation: Variation) -> Results:
     """
     values = []
     all_runs = {}
-    finished = {value.folder: read_runs(value.folder) for value in variation.values}
-    ordered = [method for method in METHODS if method in variation.methods]
-    for value in variation.values:
-        found = {method: finished[variation.home(value, method).folder].get(method) for method in ordered}
-        runs = {method: seeds for method, seeds in found.items() if seeds}
+    for value, runs in _runs(variation):
         all_runs.update({f"{value.text} {method}": seeds for method, seeds in runs.items()})
-        experiment = value.experiment
-        targets = (experiment.target_accuracy, experiment.target_perplexity)
-        results = summarise_runs(runs, read_unfinished(value.folder), experiment.experiment, *targets)
+        results = _results(value, runs, value.experiment.experiment)
         common = ("experiment", "environment")
         own = {key: found for key, found in results.items() if key not in common}
         values.append({"value": value.value, "text": value.text, "folder": value.folder.name, **own})
@@ -52,6 +46,30 @@ def summarise(variation: Variation) -> Results:
         "environment": made_with(all_runs),
         "values": values,
     }
+
+
+def _runs(variation: Variation) -> list[tuple[Value, Runs]]:
+    """For each value the finished runs that count for it, wherever they are."""
+    finished = {value.folder: read_runs(value.folder) for value in variation.values}
+    ordered = [method for method in METHODS if method in variation.methods]
+    found = []
+    for value in variation.values:
+        runs = {method: finished[variation.home(value, method).folder].get(method, {}) for method in ordered}
+        found.append((value, {method: seeds for method, seeds in runs.items() if seeds}))
+    return found
+
+
+def _results(value: Value, runs: Runs, title: str) -> Results:
+    targets = (value.experiment.target_accuracy, value.experiment.target_perplexity)
+    return summarise_runs(runs, read_unfinished(value.folder), title, *targets)
+
+
+def write_pages(variation: Variation) -> None:
+    """The report.html of each value in its folder, with the runs that all values share."""
+    for value, runs in _runs(variation):
+        if runs and value.folder.is_dir():
+            title = f"{value.experiment.experiment}, {variation.key} = {value.text}"
+            page.write(value.folder, _results(value, runs, title), runs)
 
 
 def write(folder: Path, results: Results) -> None:
