@@ -67,6 +67,21 @@ def play(method, federation, state, rounds):
         state.round += 1
 
 
+def labels_apart(ax) -> list[str]:
+    """What stands below the axis of a figure, after it was seen that nothing is over anything else."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    FigureCanvasAgg(ax.figure).draw()
+    shown = [label for label in ax.get_xticklabels(which="both") if label.get_visible() and label.get_text()]
+    left, right = sorted(ax.get_xlim())
+    shown = [label for label in shown if left <= label.get_position()[0] <= right]
+    boxes = [label.get_window_extent() for label in shown]
+    over = [(shown[k].get_text(), shown[j].get_text()) for k in range(len(boxes)) for j in range(k)
+            if boxes[k].overlaps(boxes[j])]  # fmt: skip
+    assert over == []
+    return [label.get_text() for label in shown]
+
+
 @pytest.fixture
 def home(tmp_path, monkeypatch):
     """A user with an empty cache."""

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import tomli_w
 import torch
-from conftest import Point, blobs, point_client, quadratic
+from conftest import Point, blobs, labels_apart, point_client, quadratic
 from rich.console import Console
 from test_cli import run, start
 
@@ -454,6 +454,21 @@ def test_a_score_that_is_no_number_is_a_gap_and_no_end(tmp_path):
     made(2, [None] * 5)
     assert comparison.points(read_runs(tmp_path)["ditto"], "accuracy") == {}
     comparison.draw(tmp_path, results_of(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("last", "rounds"), [(300, 3), (700, 12), (9_000, 50), (64_000, 60), (3_000_000, 50), (90_000_000, 400)]
+)
+def test_numbers_of_gradients_are_not_over_each_other(last, rounds):
+    x = np.linspace(0, last, rounds)
+    found = {
+        name: comparison.Curve(list(range(rounds)), list(share * x), np.linspace(10, end, rounds), None)
+        for name, share, end in (("local", 0.5, 60.0), ("cobo", 1.0, 95.0), ("oracle", 0.5, 96.0))
+    }
+    figure = comparison.curves(found, "accuracy", "gradients", None)
+    assert len(figure.axes) == 2
+    for ax in figure.axes:
+        assert len(labels_apart(ax)) >= 2
 
 
 def test_w_is_drawn_at_stages_of_training_by_group_with_the_oracle_last(tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ from test_perplexity import small
 import cobo
 from cobo.experiments.runner import compare
 from cobo.report import page, summary, table
-from cobo.report.page import build, graphs
+from cobo.report.page import build, graphs, words
 
 pytestmark = pytest.mark.slow
 
@@ -438,6 +438,29 @@ def test_a_run_with_nan_says_so(tmp_path, show):
         assert said in found.locator("#notes").inner_text()
     assert found.locator("#curves figcaption").count() == 0
     assert rows(found, "#clients")[1][-4:-1] == ["-", "-", "-"]  # b
+
+
+def test_what_the_runs_warned_of_is_said_once(tmp_path, show):
+    clients = [blobs(name, seed=k, flip=k % 2 == 1) for k, name in enumerate("abcd")]
+    x, y = torch.full((4, 2), torch.nan), torch.zeros(4, dtype=torch.long)
+    clients[1] = cobo.Client("b", train=(x, y), test=clients[1].test)
+    for seed in (0, 1):
+        fitted(tmp_path / "cobo" / f"seed-{seed}", clients, method=cobo.CoBo(gamma=0.05), seed=seed)
+    log = tmp_path / "cobo" / "seed-0" / "events.jsonl"
+    log.write_text(log.read_text() + '{"event": "warn\n' + log.read_text())  # killed, and made again
+    notes = show(built(tmp_path)).locator("#notes li").all_inner_texts()
+    both = "(cobo seed 0, cobo seed 1)."
+    assert notes.count(f"client 'b' has values in its data that are not finite {both}") == 1
+    assert notes.count(f"Gradient not finite, set aside: b in 6 rounds {both}") == 1
+    assert any(note.startswith("W is undecided, ") for note in notes)
+
+
+def test_many_warnings_are_counted(tmp_path):
+    fitted(tmp_path, [blobs("a", seed=0), blobs("b", seed=1)])
+    log = tmp_path / "events.jsonl"
+    log.write_text("".join(json.dumps({"event": "warning", "message": f"number {k}"}) + "\n" for k in range(20)))
+    said = words.notes(summary.summarise(tmp_path, "x", None), summary.read_runs(tmp_path))
+    assert said[-2:] == ["number 11 (cobo seed 0).", "8 more warnings are in the runs' events.jsonl."]
 
 
 def test_a_diverged_run_says_so(copied, show):

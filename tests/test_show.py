@@ -163,6 +163,17 @@ def test_what_is_no_figure_is_one_line_and_exit_2(compared, monkeypatch, capsys,
     assert said in err
 
 
+def test_a_variation_is_shown_as_its_table(tmp_path, monkeypatch, capsys):
+    made = variation(tmp_path, "cobo.sampling=constant,every", ["cobo"])
+    made.run([0], resume=False, watch=Silent())
+    ablation.write(tmp_path, ablation.summarise(made))
+    code, out, err = call(monkeypatch, capsys, "show", tmp_path)
+    assert (code, err) == (0, "")
+    assert out.startswith("digits: cobo.sampling, 12 rounds, 1 seed")
+    assert "constant cobo" in " ".join(out.split())
+    assert out.splitlines()[-1] == f"for more of one value: cobo show {made.values[0].folder}"
+
+
 def test_variations_and_language_runs_have_theirs(tmp_path, monkeypatch, capsys):
     made = variation(tmp_path / "varied", "cobo.sampling=constant,every", ["cobo"])
     made.run([0], resume=False, watch=Silent())

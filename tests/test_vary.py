@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from conftest import labels_apart
 from rich.console import Console
 from test_cli import run, start
 from test_compare import Silent, tiny
@@ -176,6 +177,17 @@ def test_the_table_of_a_variation_in_every_form(varied, tmp_path):
     assert text.count("constant") == 1
 
 
+def test_every_value_has_a_page_with_the_runs_that_all_share(varied):
+    _, made, _ = varied
+    report.write_pages(made)
+    for value in made.values:
+        text = (value.folder / "report.html").read_text()
+        data = json.loads(re.search(r'id="data">(.*?)</script>', text)[1])
+        assert data["title"] == f"digits, cobo.sampling = {value.text}"
+        assert [row["cells"][0] for row in data["table"]["rows"]] == ["local", "cobo", "oracle"]
+        assert {run["method"] for run in data["runs"] if run["alone"]} == {"cobo", "oracle"}
+
+
 def test_the_figure_has_dots_for_words_lines_for_numbers_and_levels_for_what_is_shared(varied, tmp_path):
     _, made, _ = varied
     results = report.summarise(made)
@@ -201,6 +213,32 @@ def test_the_figure_has_dots_for_words_lines_for_numbers_and_levels_for_what_is_
     assert ax.get_xscale() == "log"
 
 
+@pytest.mark.parametrize(
+    ("texts", "scale"),
+    [
+        ("0.1 0.2 0.3", "linear"),
+        ("0.01 0.1 1", "log"),
+        ("0 0.001 0.01 0.1 1", "linear"),
+        ("0.01 0.02 0.03 0.1 1", "linear"),
+        ("1 0.1 0.02 0.03", "linear"),
+        ("0 0.0001 0.0003 0.001 0.003 0.01 0.03 0.1 0.3 1", "linear"),
+        ("constant every time mixed constant-2", "linear"),
+    ],
+)
+def test_values_are_not_over_each_other_on_the_axis(varied, texts, scale):
+    results = report.summarise(varied[1])
+    at = results["values"][0]
+    results["values"] = [
+        {**at, "text": text, "value": text if text[0].isalpha() else float(text)} for text in texts.split()
+    ]
+    for ax in report.figure(results, "accuracy").axes:
+        assert ax.get_xscale() == scale
+        assert sorted(labels_apart(ax)) == sorted(texts.split())
+    (line,) = [line for line in ax.lines if line.get_marker() == "o"]
+    from_left = [text for _, text in sorted(zip(line.get_xdata(), texts.split(), strict=True))]
+    assert from_left == (texts.split() if texts[0].isalpha() else sorted(texts.split(), key=float))
+
+
 COMMAND = ("vary", "digits", "cobo.gamma=0.01,0.1", "--methods", "cobo,local", "--rounds", "200", "--set",
            "evaluate_every=20", "--jobs", "2")  # fmt: skip
 
@@ -219,7 +257,7 @@ def test_a_variation_from_the_command_line_stopped_and_gone_on_with(tmp_path):
     assert err.splitlines()[-1].startswith("cobo: stopped by the user; go on with the same command and --resume")
     code, out, err = run(*COMMAND, "--out", str(folder), "--resume")
     assert code == 0, err
-    assert out.splitlines()[-1] == f"written to {folder}"
+    assert out.splitlines()[-1] == f"written to {folder}; each value has its report.html"
     assert max(len(line) for line in out.splitlines()[:-1]) <= 80
     values = json.loads((folder / "results.json").read_text())["values"]
     assert [list(at["methods"]) for at in values] == [["local", "cobo"]] * 2

@@ -141,9 +141,8 @@ def vary(
         return None if results is None else variations.terminal(results)
 
     def show(*, draw: bool) -> None:
-        results = found()
-        if results is not None:
-            show_variation(folder, results, draw=draw)
+        if found() is not None:
+            show_variation(folder, variation, draw=draw)
 
     try:
         with resumable(folder), Board(runs, values[0].experiment.rounds, table) as board:

@@ -12,6 +12,7 @@ import cobo
 from cobo.engines import join
 from cobo.errors import CoboError, RunError
 from cobo.experiments import Experiment
+from cobo.experiments.vary import Variation
 from cobo.report import comparison, page, summary
 from cobo.report import table as tables
 from cobo.report import vary as variations
@@ -65,12 +66,14 @@ def show_runs(folder: Path, experiment: Experiment | None, *, draw: bool = True)
     say(f"written to {folder}" + f"; open {folder / 'report.html'} to see it" * draw)
 
 
-def show_variation(folder: Path, results: summary.Results, *, draw: bool = True) -> None:
+def show_variation(folder: Path, variation: Variation, *, draw: bool = True) -> None:
+    results = variations.summarise(variation)
     variations.write(folder, results)
     put(variations.terminal(results))
     if draw:
         variations.draw(folder, results)
-    say(f"written to {folder}")
+        variations.write_pages(variation)
+    say(f"written to {folder}" + "; each value has its report.html" * draw)
 
 
 def put(table: Table) -> None:

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from cobo import language
-from cobo.cli.terminal import app, say, show_runs, show_variation, summarised, summarised_runs
+from cobo.cli.terminal import app, put, say, show_runs, show_variation, summarised, summarised_runs
 from cobo.data import DATA
 from cobo.errors import ConfigError
 from cobo.experiments import EXPERIMENTS, Experiment, load_experiment
@@ -29,12 +29,17 @@ def report(folder: Annotated[Path, typer.Argument(metavar="DIR")]) -> None:
     if variation is None:
         show_runs(folder, _experiment(folder))
     else:
-        show_variation(folder, variations.summarise(variation))
+        show_variation(folder, variation)
 
 
 @app.command()
 def show(folder: Annotated[Path, typer.Argument(metavar="DIR")]) -> None:
-    """A folder of runs in the terminal: the table, W in blocks, the groups found, the curves."""
+    """A folder of runs in the terminal: the table, W in blocks, the groups found, the curves; of `vary`, the table."""
+    variation = stored(folder, EXPERIMENTS)
+    if variation is not None:
+        put(variations.terminal(variations.summarise(variation)))
+        say(f"for more of one value: cobo show {variation.values[0].folder}")
+        return
     glance.show(Console(), folder, summarised(folder, _experiment(folder)))
 
 

@@ -114,7 +114,7 @@ def curves(found: Mapping[str, Curve], score: str, against: str, target: float |
             ax.axhline(target, color=figures.GREY, linewidth=0.9, linestyle="--", label=f"target {target:g}")
         ax.set_xlabel("rounds" if against == "rounds" else "gradients computed")
         if against == "gradients":
-            ax.set_xscale("log")
+            _log_gradients(ax, [x for line in found.values() for x in line.gradients if x > 0])
         if score == "loss" and all(np.nanmin(line.mean) > 0 for line in found.values()):
             ax.set_yscale("log")
     if score == "perplexity" and max(np.nanmax(line.mean) / np.nanmin(line.mean) for line in found.values()) > 10:
@@ -147,6 +147,18 @@ def _between_gaps(mean: NDArray[np.float64]) -> NDArray[np.bool_]:
     known = np.isfinite(mean)
     alone: NDArray[np.bool_] = known & ~np.append(False, known[:-1]) & ~np.append(known[1:], False)
     return alone
+
+
+def _log_gradients(ax: "Axes", values: list[float]) -> None:
+    """A log scale, if they are far enough apart for one, with few and short numbers: 500, 2k, 10M."""
+    from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
+
+    span = max(values, default=1) / min(values, default=1)
+    if span >= 10:
+        ax.set_xscale("log")
+        ax.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if span < 100 else (1.0,)))
+        ax.xaxis.set_minor_formatter(NullFormatter())
+    ax.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 
 def _log_scale(ax: "Axes") -> None:

@@ -5,14 +5,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.markup import escape
 from rich.table import Table
 
-from cobo.experiments.vary import Variation
+from cobo.experiments.vary import Value, Variation
 from cobo.methods import METHODS
-from cobo.report import figures, table
+from cobo.report import figures, page, table
 from cobo.report.comparison import NAMES, method_look
-from cobo.report.summary import Results, made_with, read_runs, read_unfinished, summarise_runs
+from cobo.report.summary import Results, Runs, made_with, read_runs, read_unfinished, summarise_runs
 from cobo.training.checkpoint import write_atomic
 
 if TYPE_CHECKING:
@@ -32,15 +33,9 @@ def summarise(variation: Variation) -> Results:
     """
     values = []
     all_runs = {}
-    finished = {value.folder: read_runs(value.folder) for value in variation.values}
-    ordered = [method for method in METHODS if method in variation.methods]
-    for value in variation.values:
-        found = {method: finished[variation.home(value, method).folder].get(method) for method in ordered}
-        runs = {method: seeds for method, seeds in found.items() if seeds}
+    for value, runs in _runs(variation):
         all_runs.update({f"{value.text} {method}": seeds for method, seeds in runs.items()})
-        experiment = value.experiment
-        targets = (experiment.target_accuracy, experiment.target_perplexity)
-        results = summarise_runs(runs, read_unfinished(value.folder), experiment.experiment, *targets)
+        results = _results(value, runs, value.experiment.experiment)
         common = ("experiment", "environment")
         own = {key: found for key, found in results.items() if key not in common}
         values.append({"value": value.value, "text": value.text, "folder": value.folder.name, **own})
@@ -51,6 +46,30 @@ def summarise(variation: Variation) -> Results:
         "environment": made_with(all_runs),
         "values": values,
     }
+
+
+def _runs(variation: Variation) -> list[tuple[Value, Runs]]:
+    """For each value the finished runs that count for it, wherever they are."""
+    finished = {value.folder: read_runs(value.folder) for value in variation.values}
+    ordered = [method for method in METHODS if method in variation.methods]
+    found = []
+    for value in variation.values:
+        runs = {method: finished[variation.home(value, method).folder].get(method, {}) for method in ordered}
+        found.append((value, {method: seeds for method, seeds in runs.items() if seeds}))
+    return found
+
+
+def _results(value: Value, runs: Runs, title: str) -> Results:
+    targets = (value.experiment.target_accuracy, value.experiment.target_perplexity)
+    return summarise_runs(runs, read_unfinished(value.folder), title, *targets)
+
+
+def write_pages(variation: Variation) -> None:
+    """The report.html of each value in its folder, with the runs that all values share."""
+    for value, runs in _runs(variation):
+        if runs and value.folder.is_dir():
+            title = f"{value.experiment.experiment}, {variation.key} = {value.text}"
+            page.write(value.folder, _results(value, runs, title), runs)
 
 
 def write(folder: Path, results: Results) -> None:
@@ -140,7 +159,8 @@ def _panel(ax: "Axes", results: Results, measure: str) -> dict[str, Any]:
     """One measure against the value; what stands for each method that has it."""
     values = results["values"]
     numbers = all(isinstance(at["value"], int | float) and not isinstance(at["value"], bool) for at in values)
-    places = np.array([at["value"] for at in values], dtype=float) if numbers else np.arange(len(values), dtype=float)
+    texts = [figures.plain(at["text"]) for at in values]
+    places, scale = _places([at["value"] for at in values], texts) if numbers else (np.arange(len(values)), "linear")
     methods = list(dict.fromkeys(method for at in values for method in at["methods"]))
     handles: dict[str, Any] = {}
     varied = [method for method in methods if method not in results["shared"]]
@@ -151,14 +171,29 @@ def _panel(ax: "Axes", results: Results, measure: str) -> dict[str, Any]:
         else:
             aside = 0.0 if numbers else 0.12 * (varied.index(method) - (len(varied) - 1) / 2)
             handles[method] = _points(ax, method, places + aside, spreads, joined=numbers)
-    if numbers and places.min() > 0 and places.max() >= 20 * places.min():
-        ax.set_xscale("log")
-        ax.minorticks_off()
-    ax.set_xticks(places, [figures.plain(at["text"]) for at in values])
+    ax.set_xscale(scale)
+    ax.set_xticks(places, texts, rotation=90 if len(values) * _width(texts) > 1 else 0)
+    ax.minorticks_off()
     if not numbers:
         ax.set_xlim(-0.5, len(values) - 0.5)
         ax.grid(visible=False, axis="x")
     return {method: handle for method, handle in handles.items() if handle is not None}
+
+
+def _places(values: list[float], texts: list[str]) -> tuple[NDArray[np.float64], str]:
+    """Where numbers are on the axis, and its scale; evenly, by size, where their texts would be over each other."""
+    places, scale = np.array(values, dtype=float), "linear"
+    if places.min() > 0 and places.max() >= 20 * places.min():
+        scale = "log"
+    on_paper = np.sort(np.log(places) if scale == "log" else places)
+    if np.diff(on_paper).min(initial=np.inf) < _width(texts) * np.ptp(on_paper):
+        return places.argsort().argsort().astype(float), "linear"
+    return places, scale
+
+
+def _width(texts: list[str]) -> float:
+    """Of the longest text, as a share of a panel."""
+    return 0.03 * (max(len(text) for text in texts) + 1)
 
 
 def _spread(value: Any) -> Spread:

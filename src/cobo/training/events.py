@@ -10,6 +10,7 @@ With Flower also {"event": "connected", "client"}, {"event": "left out", "round"
 {"event": "refused", "client", "message"} (a reply or a client that cannot be used); "started" has the run's "id".
 """
 
+import contextlib
 import json
 import warnings
 from collections.abc import Callable
@@ -22,6 +23,16 @@ from cobo.errors import RunWarning
 
 Event = dict[str, Any]
 Listener = Callable[[Event], None]
+
+
+def read_events(path: Path) -> list[Event]:
+    """All but evaluations, which are in the metrics. What a kill left of a line, or is being written, is left out."""
+    found = []
+    for line in path.read_bytes().splitlines(keepends=True):
+        if line.endswith(b"\n") and b'"event": "evaluated"' not in line[:80]:
+            with contextlib.suppress(ValueError):
+                found.append(json.loads(line))
+    return [event for event in found if isinstance(event, dict) and "event" in event]
 
 
 class EventLog:

@@ -23,9 +23,10 @@ STYLES = {"-": "solid", "--": "dashed", ":": "dotted"}
 AXES = {"round": "rounds", "gradients": "gradients computed", "seconds": "seconds", "time": "simulated time"}
 
 
-def write(folder: Path, results: Results) -> None:
-    """FOLDER/report.html."""
-    write_atomic(folder / "report.html", page(gathered(folder, results, read_runs(folder))).encode())
+def write(folder: Path, results: Results, runs: Runs | None = None) -> None:
+    """FOLDER/report.html; of these runs, or else of those in the folder."""
+    data = gathered(folder, results, read_runs(folder) if runs is None else runs)
+    write_atomic(folder / "report.html", page(data).encode())
 
 
 def page(data: dict[str, Any], *, live: bool = False) -> str:

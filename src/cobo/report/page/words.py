@@ -7,6 +7,9 @@ from cobo.methods import METHODS
 from cobo.report import table
 from cobo.report.page import graphs
 from cobo.report.summary import Results, Runs, groups_score, has_truth
+from cobo.training.events import Event, read_events
+
+MOST_WARNINGS = 12  # that are shown
 
 COLUMNS = {
     "accuracy %": "mean over clients of the share of test samples that they get right, in the end",
@@ -93,7 +96,31 @@ def notes(results: Results, runs: Runs) -> list[str]:
              if (who := _in_one_only(run, runs.get("local", {}).get(seed)))]  # fmt: skip
     if apart:
         said.append(f"In one of the run and Local with the same seed only, so not compared: {_listed(apart)}.")
-    return said
+    return said + _warnings(runs)
+
+
+def _warnings(runs: Runs) -> list[str]:
+    """What the runs themselves warned of while they went on, each thing once."""
+    found: dict[str, list[str]] = {}
+    for method, seeds in runs.items():
+        for seed, run in seeds.items():
+            log = run["folder"] / "events.jsonl"
+            for message in _warned(read_events(log)) if log.exists() else ():
+                found.setdefault(message, []).append(f"{method} seed {seed}")
+    said = [f"{message} ({_listed(where)})." for message, where in found.items()]
+    more = [f"{len(said) - MOST_WARNINGS} more warnings are in the runs' events.jsonl."]
+    return said[:MOST_WARNINGS] + more * (len(said) > MOST_WARNINGS)
+
+
+def _warned(events: Sequence[Event]) -> list[str]:
+    """Warnings as they are; who was set aside, with the number of rounds."""
+    rounds: dict[str, set[int]] = {}
+    for event in events:
+        for name in event["clients"] if event["event"] == "set aside" else ():
+            rounds.setdefault(name, set()).add(event["round"])  # a round may have been made again after a kill
+    aside = _listed([f"{name} in {len(r)} round{'s' * (len(r) > 1)}" for name, r in rounds.items()])
+    warned = dict.fromkeys(event["message"] for event in events if event["event"] == "warning")
+    return [*warned, *([f"Gradient not finite, set aside: {aside}"] if aside else [])]
 
 
 def _in_one_only(run: dict[str, Any], local: dict[str, Any] | None) -> str:

@@ -1,12 +1,11 @@
 """Runs that have begun and are not finished, from what they have written so far."""
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from cobo.errors import CoboError
 from cobo.report.summary import Runs, called, ordered, places
-from cobo.training.events import Event
+from cobo.training.events import Event, read_events
 from cobo.training.records import listed, read_metrics, unpack_weights
 
 OVER = {"interrupted": "stopped", "failed": "failed"}
@@ -54,7 +53,7 @@ def as_runs(found: list[Going]) -> Runs:
 
 
 def _read(folder: Path, place: Path) -> Going | None:
-    events = _events(place / "events.jsonl")
+    events = read_events(place / "events.jsonl")
     started = next((event for event in reversed(events) if event["event"] == "started"), None)
     if started is None:
         return None
@@ -86,9 +85,3 @@ def _run(place: Path, facts: dict[str, Any], lines: list[dict[str, Any]], events
         "present": [name for name in names if name in lines[-1]["clients"]],
         "changes": [change for k, change in enumerate(changes) if change not in changes[:k]],  # made again after a kill
     }
-
-
-def _events(path: Path) -> list[Event]:
-    """All but evaluations, which are in the metrics; a last line that is being written is left out."""
-    lines = path.read_bytes().splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith(b"\n") and b'"event": "evaluated"' not in line[:80]]
