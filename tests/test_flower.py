@@ -533,7 +533,7 @@ def test_importing_cobo_imports_no_flower_and_without_it_one_line_says_what_to_i
     code = "import sys; sys.modules['flwr'] = None; import cobo.cli; sys.argv[1:] = ['flower', 'simulate', 'digits']\n"
     done = subprocess.run([sys.executable, "-c", code + "cobo.cli.main()"], capture_output=True, text=True)
     assert done.returncode == 2
-    assert "pip install 'cobo[flower]'" in done.stderr
+    assert "pip install '.[flower]'" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 

@@ -11,6 +11,6 @@ from cobo.errors import ConfigError
 try:
     from cobo.flower.apps import client_app, server_app
 except ModuleNotFoundError as error:
-    raise ConfigError(f"{error}: Flower is an extra of cobo; pip install 'cobo[flower]'") from None
+    raise ConfigError(f"{error}: Flower is an extra of cobo; in cobo's clone: pip install '.[flower]'") from None
 
 __all__ = ["client_app", "server_app"]
