@@ -290,7 +290,7 @@ def test_a_folder_of_another_name_has_a_colour_of_its_own_and_its_w(renamed):
     assert len(lines) == 4
     assert len({line.get_color() for line in lines}) == 4
     labels = [ax.get_ylabel() for ax in made["weights"].axes if ax.images]
-    assert [label for label in labels if label] == ["cobo-a", "cobo-b"]
+    assert [label for label in labels if label] == ["cobo-a\nseed 0", "cobo-b\nseed 0"]
     everyone = comparison.looks([*METHODS, "cobo-a", "cobo-b"])
     assert len({(look["color"], look["linestyle"]) for look in everyone.values()}) == len(METHODS) + 2
 
@@ -487,6 +487,10 @@ def test_w_is_drawn_at_stages_of_training_by_group_with_the_oracle_last(tmp_path
     np.testing.assert_array_equal(shown[2], truth)
     truth[2] = truth[:, 2] = np.nan  # "s" has left
     np.testing.assert_array_equal(shown[3], truth)
+    assert [cell.get_ylabel() for cell in cells] == ["cobo", "", "", "", ""]
+    with_graph(tmp_path, 1, [(0, WRONG), (10, WRONG)])
+    comparison.draw(tmp_path, results_of(tmp_path))
+    assert drawn["weights"].axes[0].get_ylabel() == "cobo\nseed 0"  # of several, it says which
 
 
 def test_w_on_a_simplex_is_as_dark_as_it_gets_with_the_weights_that_clients_have_for_themselves(tmp_path):
