@@ -471,6 +471,13 @@ def test_numbers_of_gradients_are_not_over_each_other(last, rounds):
         assert len(labels_apart(ax)) >= 2
 
 
+def test_letters_that_the_font_does_not_have_are_no_warning(tmp_path):
+    line = comparison.Curve([0, 1], [0.0, 9.0], np.array([90.0, 99.0]), None)
+    figure = comparison.curves({"北京 🦊": line, "cobo": line}, "accuracy", "rounds", None)
+    figures.save(figure, tmp_path, "accuracy", dpi=50)
+    assert (tmp_path / "accuracy.png").exists()
+
+
 def test_w_is_drawn_at_stages_of_training_by_group_with_the_oracle_last(tmp_path, monkeypatch):
     drawn = {}
     monkeypatch.setattr(figures, "save", lambda figure, folder, name: drawn.update({name: figure}))
