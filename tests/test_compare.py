@@ -21,6 +21,7 @@ from rich.console import Console
 from test_cli import run, start
 
 import cobo
+from cobo.cli.terminal import show_runs
 from cobo.collaboration import graph
 from cobo.errors import CheckpointError, ConfigError, DataError, Interrupted, RunError
 from cobo.experiments import EXPERIMENTS, load_experiment, permuted
@@ -815,6 +816,19 @@ def test_ctrl_c_in_the_last_round_of_a_run_ends_the_comparison(tmp_path):
     assert stop.begun == ["local seed 0"]
     compare(tiny(), ["local", "ditto"], [0], tmp_path, resume=True, watch=watch)
     assert list(results_of(tmp_path)["methods"]) == ["local", "ditto"]
+
+
+def test_what_a_stop_leaves_of_a_report_says_what_the_tables_say(tmp_path, capsys):
+    made_up(tmp_path, "local", 0, [50.0, 60.0])
+    show_runs(tmp_path, None, draw=False)
+    assert not (tmp_path / "report.html").exists()  # somebody who stops it does not want to wait
+    (tmp_path / "report.html").write_text("of an earlier day")
+    made_up(tmp_path, "ditto", 0, [55.0, 65.0])
+    show_runs(tmp_path, None, draw=False)
+    assert "ditto" in (tmp_path / "report.html").read_text()
+    assert "ditto" in (tmp_path / "table.md").read_text()
+    assert not (tmp_path / "figures").exists()
+    assert "report.html to see it" in capsys.readouterr().out
 
 
 def test_the_papers_own_values():
