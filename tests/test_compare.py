@@ -21,6 +21,7 @@ from rich.console import Console
 from test_cli import run, start
 
 import cobo
+from cobo.cli.terminal import show_runs
 from cobo.collaboration import graph
 from cobo.errors import CheckpointError, ConfigError, DataError, Interrupted, RunError
 from cobo.experiments import EXPERIMENTS, load_experiment, permuted
@@ -290,7 +291,7 @@ def test_a_folder_of_another_name_has_a_colour_of_its_own_and_its_w(renamed):
     assert len(lines) == 4
     assert len({line.get_color() for line in lines}) == 4
     labels = [ax.get_ylabel() for ax in made["weights"].axes if ax.images]
-    assert [label for label in labels if label] == ["cobo-a", "cobo-b"]
+    assert [label for label in labels if label] == ["cobo-a\nseed 0", "cobo-b\nseed 0"]
     everyone = comparison.looks([*METHODS, "cobo-a", "cobo-b"])
     assert len({(look["color"], look["linestyle"]) for look in everyone.values()}) == len(METHODS) + 2
 
@@ -471,6 +472,13 @@ def test_numbers_of_gradients_are_not_over_each_other(last, rounds):
         assert len(labels_apart(ax)) >= 2
 
 
+def test_letters_that_the_font_does_not_have_are_no_warning(tmp_path):
+    line = comparison.Curve([0, 1], [0.0, 9.0], np.array([90.0, 99.0]), None)
+    figure = comparison.curves({"北京 🦊": line, "cobo": line}, "accuracy", "rounds", None)
+    figures.save(figure, tmp_path, "accuracy", dpi=50)
+    assert (tmp_path / "accuracy.png").exists()
+
+
 def test_w_is_drawn_at_stages_of_training_by_group_with_the_oracle_last(tmp_path, monkeypatch):
     drawn = {}
     monkeypatch.setattr(figures, "save", lambda figure, folder, name: drawn.update({name: figure}))
@@ -487,6 +495,10 @@ def test_w_is_drawn_at_stages_of_training_by_group_with_the_oracle_last(tmp_path
     np.testing.assert_array_equal(shown[2], truth)
     truth[2] = truth[:, 2] = np.nan  # "s" has left
     np.testing.assert_array_equal(shown[3], truth)
+    assert [cell.get_ylabel() for cell in cells] == ["cobo", "", "", "", ""]
+    with_graph(tmp_path, 1, [(0, WRONG), (10, WRONG)])
+    comparison.draw(tmp_path, results_of(tmp_path))
+    assert drawn["weights"].axes[0].get_ylabel() == "cobo\nseed 0"  # of several, it says which
 
 
 def test_w_on_a_simplex_is_as_dark_as_it_gets_with_the_weights_that_clients_have_for_themselves(tmp_path):
@@ -804,6 +816,19 @@ def test_ctrl_c_in_the_last_round_of_a_run_ends_the_comparison(tmp_path):
     assert stop.begun == ["local seed 0"]
     compare(tiny(), ["local", "ditto"], [0], tmp_path, resume=True, watch=watch)
     assert list(results_of(tmp_path)["methods"]) == ["local", "ditto"]
+
+
+def test_what_a_stop_leaves_of_a_report_says_what_the_tables_say(tmp_path, capsys):
+    made_up(tmp_path, "local", 0, [50.0, 60.0])
+    show_runs(tmp_path, None, draw=False)
+    assert not (tmp_path / "report.html").exists()  # somebody who stops it does not want to wait
+    (tmp_path / "report.html").write_text("of an earlier day")
+    made_up(tmp_path, "ditto", 0, [55.0, 65.0])
+    show_runs(tmp_path, None, draw=False)
+    assert "ditto" in (tmp_path / "report.html").read_text()
+    assert "ditto" in (tmp_path / "table.md").read_text()
+    assert not (tmp_path / "figures").exists()
+    assert "report.html to see it" in capsys.readouterr().out
 
 
 def test_the_papers_own_values():

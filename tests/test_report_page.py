@@ -282,6 +282,31 @@ def test_slider_and_play_work_by_keyboard(compared, show):
     assert picture(found) == end
 
 
+def test_the_slider_is_drawn_along_by_mouse_and_w_in_numbers_is_made_when_it_rests(compared, show):
+    found = show(compared / "report.html")
+    unfold(found, "#weights-data")
+    found.evaluate("""() => {
+        window.made = 0;
+        new MutationObserver(() => made++).observe(byId("weights-data").querySelector("div"), { childList: true });
+    }""")
+    found.locator("#slider").scroll_into_view_if_needed()
+    box, last = found.locator("#slider").bounding_box(), found.evaluate("state.run.graph.rounds.length") - 1
+    seen, pictures = [], set()
+    found.mouse.move(box["x"] + box["width"] - 8, box["y"] + box["height"] / 2)
+    found.mouse.down()
+    for share in (0.9, 0.7, 0.5, 0.3, 0.1):
+        found.mouse.move(box["x"] + share * box["width"], box["y"] + box["height"] / 2)
+        seen.append(int(found.locator("#at").inner_text()))
+        pictures.add(picture(found))
+    assert seen == sorted(set(seen), reverse=True)
+    assert 0 < seen[-1] < seen[0] < last
+    assert len(pictures) == len(seen)
+    assert found.evaluate("window.made") == 0
+    found.mouse.up()
+    assert found.evaluate("window.made") == 1
+    assert found.locator("#weights-data caption").text_content() == f"W at round {seen[-1]}"
+
+
 def test_play_by_mouse_starts_again_at_the_end_and_can_be_paused(compared, show):
     found = show(compared / "report.html")
     end = picture(found, "#net")

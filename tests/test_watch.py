@@ -299,6 +299,9 @@ def test_only_get_and_only_the_page_and_its_data(tmp_path):
         for path in ("/secret.txt", "/../secret.txt", "//secret.txt", "/data/..", "/%2e%2e/secret.txt"):
             status, _, text = ask(server, path)
             assert (status, text) == (404, "There is nothing here.\n")
+        with closing(socket.create_connection(("127.0.0.1", server.server_port), timeout=60)) as connection:
+            connection.sendall(b"GET http://[/ HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            assert connection.recv(100).startswith(b"HTTP/1.1 404")
 
 
 def test_the_page_may_run_its_own_script_only_and_ask_its_own_server_only(tmp_path):
@@ -319,7 +322,14 @@ def test_a_page_from_elsewhere_cannot_read_it_under_a_name_of_its_own(tmp_path):
     with serving(tmp_path) as server:
         for name in ("localhost", "localhost:9", "127.0.0.1:80", "[::1]:1", "127.0.0.1"):
             assert ask(server, Host=name)[0] == 200
-        for name in ("evil.example", f"evil.example:{server.server_port}", "localhost.evil.example", "", "192.168.0.1"):
+        strange = ("", "[", "[::1", "[localhost]", "]")
+        for name in (
+            "evil.example",
+            f"evil.example:{server.server_port}",
+            "localhost.evil.example",
+            "192.168.0.1",
+            *strange,
+        ):
             assert ask(server, Host=name)[0] == 403
             assert ask(server, "/data", Host=name)[0] == 403
 

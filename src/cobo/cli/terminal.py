@@ -62,8 +62,10 @@ def show_runs(folder: Path, experiment: Experiment | None, *, draw: bool = True)
     put(tables.terminal(results))
     if draw:
         comparison.draw(folder, results)
+    seen = draw or (folder / "report.html").exists()  # an older one would not say what the tables now say
+    if seen:
         page.write(folder, results)
-    say(f"written to {folder}" + f"; open {folder / 'report.html'} to see it" * draw)
+    say(f"written to {folder}" + f"; open {folder / 'report.html'} to see it" * seen)
 
 
 def show_variation(folder: Path, variation: Variation, *, draw: bool = True) -> None:

@@ -73,7 +73,8 @@ def drawn(folder: Path, results: Results, rounds: Sequence[int] | None = None) -
         for method, run in first.items():
             snapshots = read_snapshots(run) if run["method"]["name"] == name else []
             if snapshots:
-                learned[method] = _graphs(run, snapshots)
+                seed = f"\nseed {next(iter(runs[method]))}" if len(runs[method]) > 1 else ""
+                learned[method + seed] = _graphs(run, snapshots)
     if learned:
         made["weights"] = weights(learned, rounds)
     for seeds in runs.values():

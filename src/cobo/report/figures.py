@@ -1,6 +1,7 @@
 """Figures as PNG and SVG files: one look for all, colours that colour-blind readers can tell apart, no global state."""
 
 import io
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,8 +49,12 @@ def new(width: float, height: float, columns: int = 1, rows: int = 1) -> "tuple[
 
 
 def save(figure: "Figure", folder: Path, name: str, dpi: int = 300) -> None:
-    """FOLDER/NAME.png, fine enough for print, and .svg; the same figure gives the same bytes."""
-    with style():
+    """FOLDER/NAME.png, fine enough for print, and .svg; the same figure gives the same bytes.
+
+    Letters that matplotlib's font does not have are boxes, of which nobody need be warned for each.
+    """
+    with style(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None})):
             out = io.BytesIO()
             figure.savefig(out, format=kind, dpi=dpi, metadata=metadata)

@@ -321,7 +321,6 @@ function drawGraph() {
   byId("at").textContent = round;
   byId("slider").setAttribute("aria-valuetext", `round ${round}`);
   sayPair();
-  if (state.timer === null) fillWeights();
 }
 
 function drawTruth() {
@@ -404,7 +403,7 @@ function choose(method, seed) {
   const same = before?.graph && graph && before.method === method && before.seed === state.run.seed;
   const moved = same && state.at < before.graph.rounds.length - 1; // otherwise it follows the last round
   state.at = moved ? nearest(graph.rounds, before.graph.rounds[state.at]) : last;
-  if (!same) pause();
+  if (!same) stop();
   byId("slider").max = last;
   byId("slider").value = state.at;
   byId("play").hidden = byId("slider").parentElement.hidden = last === 0;
@@ -413,6 +412,7 @@ function choose(method, seed) {
   if (!same) state.pair = null;
   drawTruth();
   drawGraph();
+  if (state.timer === null) fillWeights();
   byId("groups").replaceChildren(...groupsList());
   clientsTable();
 }
@@ -425,10 +425,14 @@ function go(at) {
   drawGraph();
 }
 
-function pause() {
+function stop() {
   clearInterval(state.timer);
   state.timer = null;
   byId("play").textContent = "Play";
+}
+
+function pause() {
+  stop();
   fillWeights();
 }
 
@@ -695,7 +699,8 @@ function fill() {
 
 byId("method").addEventListener("change", (event) => { state.chosen = true; choose(event.target.value, state.run.seed); });
 byId("seed").addEventListener("change", (event) => { state.chosen = true; choose(state.run.method, Number(event.target.value)); });
-byId("slider").addEventListener("input", (event) => { state.chosen = true; pause(); go(Number(event.target.value)); });
+byId("slider").addEventListener("input", (event) => { state.chosen = true; stop(); go(Number(event.target.value)); });
+byId("slider").addEventListener("change", fillWeights); // not at each step: it is a table of all pairs
 byId("play").addEventListener("click", () => { state.chosen = true; play(); });
 byId("axis").addEventListener("change", () => { drawCurves(); fillCurves(); });
 byId("near").addEventListener("change", drawCurves);

@@ -75,6 +75,14 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def _hostname(asked: str) -> str:
+    """The host that a browser names, without its port; none if that is no address."""
+    try:
+        return urlsplit(f"//{asked}").hostname or ""
+    except ValueError:
+        return ""
+
+
 class _Handler(BaseHTTPRequestHandler):
     server: Server
     server_version, sys_version = "cobo", ""
@@ -82,9 +90,9 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 60  # of a connection on which nothing comes
 
     def do_GET(self) -> None:
-        asked = urlsplit(self.path)
-        query = {name: values[-1] for name, values in parse_qs(asked.query).items()}
-        if self.server.loopback and not is_loopback(urlsplit(f"//{self.headers.get('Host', '')}").hostname or ""):
+        asked, _, more = self.path.partition("?")
+        query = {name: values[-1] for name, values in parse_qs(more).items()}
+        if self.server.loopback and not is_loopback(_hostname(self.headers.get("Host", ""))):
             self._answer(403, "text/plain", b"This page is for this computer only: open it as localhost.\n")
         elif self.server.token and "token" in query and self._right(query["token"]):
             where = {
@@ -94,9 +102,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(303, "text/plain", b"", where)
         elif self.server.token and not self._right(self._brought()):
             self._answer(403, "text/plain", b"Open the whole address that `cobo watch` printed, with its token.\n")
-        elif asked.path == "/":
+        elif asked == "/":
             self._answer(200, "text/html; charset=utf-8", build.page(self.server.now.data(), live=True).encode())
-        elif asked.path == "/data":
+        elif asked == "/data":
             self._data(query.get("since"))
         else:
             self._answer(404, "text/plain", b"There is nothing here.\n")
