@@ -1,10 +1,13 @@
 """Runs of all methods, to be made in one process and in those of torchrun: `ranked.py OUT ROUNDS [CASE ...]`.
 
-Each case shows something that could go wrong when rows are spread: see its name.
+Each case shows something that could go wrong when rows are spread: see its name. With `--stop ROUND` each of them gets
+a Ctrl-C there, with `--resume` they go on.
 """
 
+import argparse
 import os
-import sys
+import signal
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -12,6 +15,7 @@ from torch import nn
 
 import cobo
 from cobo.engines import join
+from cobo.errors import Interrupted
 from cobo.methods import IFCA, CoBo, Ditto, FedAvg, FederatedClustering, FineTunedFedAvg, Local, Oracle
 from cobo.models import mlp
 
@@ -72,8 +76,21 @@ def run(name: str, out: Path, **changes) -> cobo.Result:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out", type=Path)
+    parser.add_argument("rounds", type=int)
+    parser.add_argument("cases", nargs="*", default=list(CASES))
+    parser.add_argument("--stop", type=int)
+    parser.add_argument("--resume", action="store_true")
+    given = parser.parse_args()
+
+    def stop(event: dict) -> None:  # the first process alone hears of it
+        if event["event"] == "round" and event["round"] == given.stop:
+            signal.raise_signal(signal.SIGINT)
+
     torch.set_num_threads(1)
-    for case in sys.argv[3:] or CASES:
-        run(case, Path(sys.argv[1]), rounds=int(sys.argv[2]))
+    for case in given.cases:
+        with suppress(Interrupted):
+            run(case, given.out, rounds=given.rounds, resume=given.resume, listeners=[stop])
     join().leave()
     os._exit(0)  # as the command line does: threads of torch's can bring a process down when Python ends

@@ -631,21 +631,41 @@ def in_bytes(question, reply, instead=None):
     return get_object_id(whole), {get_object_id(whole): whole, **contents}
 
 
-def test_a_reply_that_flower_itself_cannot_read_is_its_clients_alone(tmp_path, monkeypatch):
+@pytest.fixture
+def exchanged(tmp_path, monkeypatch):
+    """What the server hears of an exchange in which clients send these bytes, through Flower's own grid."""
     from flwr.superlink.grid.http_grid import HttpGrid
 
-    replies = {question: a_reply() for question in ("m0", "m2")}
-    sent = {question: in_bytes(question, reply) for question, reply in replies.items()}
+    def exchange(sent, timeout):
+        grid = HttpGrid(token="token")
+        grid._run, grid._client = SimpleNamespace(run_id=1), SuperLink(sent)
+        monkeypatch.setattr(grid, "get_nodes", list)
+        monkeypatch.setattr(grid, "push_messages", lambda messages: ["m0", "m1", "m2"])
+        monkeypatch.setattr("cobo.flower.link.Message", lambda *_, **__: "order")
+        plan = plan_of(tmp_path)
+        link = GridLink(grid, plan, Server(plan, model, tmp_path, lambda event: None).remote, lambda event: None)
+        link._known = {node: Hello(name) for node, name in enumerate(NAMES)}
+        return link.exchange({name: Order("ab", 3) for name in NAMES}, timeout)
+
+    return exchange
+
+
+def test_who_does_not_answer_in_time_is_not_waited_for(exchanged, monkeypatch):
+    now = [0.0]
+
+    def sleep(seconds):
+        now[0] += seconds
+        assert now[0] < 700, "it waits for longer than the timeout"
+
+    monkeypatch.setattr("cobo.flower.link.time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    assert list(exchanged({"m2": in_bytes("m2", a_reply())}, timeout=600)) == ["east"]
+    assert now[0] > 599
+
+
+def test_a_reply_that_flower_itself_cannot_read_is_its_clients_alone(exchanged):
+    sent = {question: in_bytes(question, a_reply()) for question in ("m0", "m2")}
     sent["m1"] = in_bytes("m1", a_reply(), b"RecordDict  3\x00abc")
-    grid = HttpGrid(token="token")
-    grid._run, grid._client = SimpleNamespace(run_id=1), SuperLink(sent)
-    monkeypatch.setattr(grid, "get_nodes", list)
-    monkeypatch.setattr(grid, "push_messages", lambda messages: ["m0", "m1", "m2"])
-    monkeypatch.setattr("cobo.flower.link.Message", lambda *_, **__: "order")
-    plan = plan_of(tmp_path)
-    link = GridLink(grid, plan, Server(plan, model, tmp_path, lambda event: None).remote, lambda event: None)
-    link._known = {node: Hello(name) for node, name in enumerate(NAMES)}
-    heard = link.exchange({name: Order("ab", 3) for name in NAMES}, timeout=5)
+    heard = exchanged(sent, timeout=60)
     assert heard["south"].startswith("it cannot be read: ")
     for name in ("north", "east"):
         assert torch.equal(heard[name].model, a_reply().model)

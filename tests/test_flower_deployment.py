@@ -30,7 +30,7 @@ pytestmark = [
 EXAMPLE = Path(__file__).parent.parent / "examples" / "flower"
 PARTIES = ("north", "south", "east", "west")
 GOOD = PARTIES[:3]
-SETTINGS = {"clients": ", ".join(PARTIES), "rounds": 6, "local-steps": 10, "batch-size": 20, "timeout": 1200}
+SETTINGS = {"clients": ", ".join(PARTIES), "rounds": 6, "local-steps": 10, "batch-size": 20, "timeout": 300}
 
 # The parties of the test, in the place of the example's: two clouds that overlap, and few samples of them, so that who
 # learns alone learns less; south has its labels the other way round.
@@ -108,7 +108,7 @@ def free_ports(count):
     raise AssertionError("no free ports")
 
 
-def until(condition, what, seconds=1500, run=None):
+def until(condition, what, seconds=300, run=None):
     """Wait; a `run` that ends meanwhile has failed."""
     end = time.monotonic() + seconds
     while not condition():
@@ -135,7 +135,7 @@ class Deployment:
 
     def step(self, *arguments, check=True):
         command = [str(self.app / "deploy.sh"), str(self.work), *arguments]
-        done = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=1500)
+        done = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0 or not check, done.stdout + done.stderr + self.logs()
         return done
 
@@ -301,7 +301,7 @@ def test_a_simulation_stopped_by_ctrl_c_ends_at_once_and_goes_on_as_the_run_of_o
     simulate = command("flower", "simulate", out="apart")
     with subprocess.Popen(simulate, env=env, stderr=subprocess.PIPE, text=True, start_new_session=True) as stopped:
         try:
-            until(lambda: any((apart / "checkpoint").glob("round-*")), "a checkpoint", 300, run=stopped)
+            until(lambda: any((apart / "checkpoint").glob("round-*")), "a checkpoint", run=stopped)
             os.killpg(stopped.pid, signal.SIGINT)  # as a terminal does
             _, said = stopped.communicate(timeout=60)
         finally:

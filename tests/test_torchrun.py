@@ -1,5 +1,6 @@
 """Torchrun: the same run, however many processes share it, killed, stopped and gone on with. Real processes."""
 
+import contextlib
 import json
 import os
 import signal
@@ -24,15 +25,42 @@ from cobo.federation import Roster
 from cobo.methods import Local
 from cobo.models import mlp
 
-PATIENCE = 600  # seconds
+PATIENCE = 300  # seconds
 RANKED = str(Path(ranked.__file__))
 
 
-def torchrun(processes, *what, restarts=0):
-    """The command; what it says goes to a pipe."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", processes]
-    command += ["--max-restarts", restarts, *what]
-    return subprocess.Popen([str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+@pytest.fixture
+def torchrun(tmp_path):
+    """Starts the command; what it says goes to a pipe. In the end nothing that it has started is left."""
+    mark, started = f"MARK={tmp_path}", []
+
+    def start(processes, *what, restarts=0):
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", processes]
+        command = [str(c) for c in [*command, "--max-restarts", restarts, *what]]
+        env = {**os.environ, "MARK": str(tmp_path)}
+        process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        started.append(process)
+        return process
+
+    def left():
+        return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if mark in environment(pid)]
+
+    yield start
+    try:
+        wait_for(lambda: all(process.poll() is not None for process in started) and not left(), seconds=20)
+    finally:
+        for pid in left():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for process in started:
+            process.communicate()
+
+
+def environment(pid):
+    try:
+        return Path(f"/proc/{pid}/environ").read_text(errors="replace").split("\0")
+    except OSError:  # it has ended
+        return []
 
 
 def finished(process):
@@ -50,11 +78,11 @@ def failed(process):
     return [line for line in err.splitlines() if "cobo: " in line]
 
 
-def wait_for(condition, process):
+def wait_for(condition, process=None, seconds=PATIENCE):
     begun = time.monotonic()
     while not condition():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < begun + PATIENCE
+        assert process is None or process.poll() is None, process.communicate()
+        assert time.monotonic() < begun + seconds
         time.sleep(0.01)
 
 
@@ -67,7 +95,7 @@ def workers(process):
     """The processes that torchrun has started, by rank."""
     found = {}
     for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
-        told = dict(line.partition("=")[::2] for line in Path(f"/proc/{pid}/environ").read_text().split("\0"))
+        told = dict(line.partition("=")[::2] for line in environment(pid))
         if "RANK" in told:
             found[int(told["RANK"])] = int(pid)
     return found
@@ -98,24 +126,48 @@ def alone(tmp_path_factory):
     return folder
 
 
+METHODS = [case for case in ranked.CASES if "," not in case]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 2, 3])
-def test_every_method_gives_the_same_run_on_any_number_of_processes(processes, alone, tmp_path):
-    methods = [case for case in ranked.CASES if "," not in case]
-    cases = {1: ["cobo", "fedavg"], 2: methods, 3: list(ranked.CASES)}[processes]
+@pytest.mark.parametrize(("processes", "cases"), [(1, METHODS), (2, METHODS), (3, list(ranked.CASES))], ids=[1, 2, 3])
+def test_every_method_gives_the_same_run_on_any_number_of_processes(torchrun, processes, cases, alone, tmp_path):
     finished(torchrun(processes, RANKED, tmp_path, 50, *cases))
     for case in cases:
         assert_same_run(alone / case, tmp_path / case)
 
 
 @pytest.mark.slow
-def test_a_run_whose_process_is_killed_is_started_again_and_goes_on_from_its_checkpoint(tmp_path):
-    ranked.run("cobo", tmp_path / "alone", rounds=300)
-    process = torchrun(2, RANKED, tmp_path, 300, "cobo", restarts=1)
+def test_every_method_stopped_on_three_processes_goes_on_with_two(torchrun, alone, tmp_path):
+    cases = [*METHODS, "fc, momentum", "ditto, some", "cobo, implicit"]
+    finished(torchrun(3, RANKED, "--stop", 25, tmp_path, 50, *cases))
+    assert [evaluations(tmp_path / case) for case in cases] == [2] * len(cases)  # of rounds 0 and 20
+    finished(torchrun(2, RANKED, "--resume", tmp_path, 50, *cases))
+    for case in cases:
+        assert_same_run(alone / case, tmp_path / case)
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory):
+    """A run that lasts long enough to be killed, run in this process."""
+    folder = tmp_path_factory.mktemp("long")
+    ranked.run("cobo", folder, rounds=300)
+    return folder / "cobo"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("restarts", [0, 1])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_run_whose_process_is_killed_goes_on_from_its_checkpoint(torchrun, long, tmp_path, rank, restarts):
+    process = torchrun(2, RANKED, tmp_path, 300, "cobo", restarts=restarts)
     wait_for(lambda: evaluations(tmp_path / "cobo") > 2, process)
-    os.kill(workers(process)[1], signal.SIGKILL)
-    finished(process)
-    assert_same_run(tmp_path / "alone" / "cobo", tmp_path / "cobo")
+    os.kill(workers(process)[rank], signal.SIGKILL)
+    if restarts:
+        finished(process)
+    else:
+        assert len(failed(process)) <= 1
+        ranked.run("cobo", tmp_path, rounds=300, resume=True)
+    assert_same_run(long, tmp_path / "cobo")
     events = [json.loads(line) for line in (tmp_path / "cobo" / "events.jsonl").read_text().splitlines()]
     first, again = (event["round"] for event in events if event["event"] == "started")
     assert first == 0
@@ -123,7 +175,7 @@ def test_a_run_whose_process_is_killed_is_started_again_and_goes_on_from_its_che
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_a_checkpoint_from_which_another_number_of_processes_goes_on(tmp_path):
+def test_ctrl_c_leaves_a_checkpoint_from_which_another_number_of_processes_goes_on(torchrun, tmp_path):
     out, rounds = tmp_path / "shared", 300
     command = ["-m", "cobo", "run", "quadratic", "--rounds", rounds, "--out", out]
     process = torchrun(2, *command)
@@ -139,7 +191,7 @@ def test_ctrl_c_leaves_a_checkpoint_from_which_another_number_of_processes_goes_
 
 
 @pytest.mark.slow
-def test_compare_says_everything_once_and_an_error_is_one_line(tmp_path):
+def test_compare_says_everything_once_and_an_error_is_one_line(torchrun, tmp_path):
     command = ["-m", "cobo", "compare", "quadratic", "--methods", "local,cobo", "--rounds", 20, "--out", tmp_path]
     out, err = finished(torchrun(2, *command))
     assert out.count("written to") == 1
