@@ -10,6 +10,7 @@ import pytest
 import tomli_w
 import torch
 from conftest import Point, blobs, point_client, quadratic, started
+from safetensors.torch import load_file
 from test_training import Poison, people, same, small
 from torch import nn
 
@@ -521,15 +522,19 @@ def test_running_statistics_are_those_of_the_steps_taken():
     assert len(set(done)) > 1
 
 
-def test_a_client_set_aside_moves_no_weights():
+def test_a_client_set_aside_moves_no_weights(tmp_path):
     broken = cobo.Client("x", train=(torch.full((8, 2), torch.nan), torch.zeros(8).long()), test=people()[0].test)
     method = cobo.CoBo(gamma=1.0, sampling="every")
     result = cobo.fit(
         [*people()[:2], broken], model=lambda: mlp(2, [6], 2), rounds=30, batch_size=5,
-        clocks={"times": "straggler", "stragglers": ["c1"], "blocking": False}, method=method,
+        clocks={"times": "straggler", "stragglers": ["c1"], "blocking": False}, method=method, out=tmp_path,
     )  # fmt: skip
-    assert (result.weights[2] == 1).all()
-    assert (result.weights[:, 2] == 1).all()
+    (newest,) = (tmp_path / "checkpoint").glob("*30/state.safetensors")
+    W = load_file(newest)["method/weights"]
+    assert (W[2] == 1).all()
+    assert (W[:, 2] == 1).all()
+    assert (result.weights[2] == 0).all()
+    assert (result.weights[:, 2] == 0).all()
     assert torch.isfinite(torch.cat([t.reshape(-1) for t in result.states["c0"].values()])).all()
 
 
