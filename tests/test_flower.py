@@ -530,11 +530,13 @@ def test_nothing_that_server_or_client_imports_can_unpickle():
 def test_importing_cobo_imports_no_flower_and_without_it_one_line_says_what_to_install(tmp_path):
     code = "import sys, cobo, cobo.cli; assert not {'flwr', 'ray'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
-    code = "import sys; sys.modules['flwr'] = None; import cobo.cli; sys.argv[1:] = ['flower', 'simulate', 'digits']\n"
-    done = subprocess.run([sys.executable, "-c", code + "cobo.cli.main()"], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "pip install '.[flower]'" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    for flower in ("None", "types.ModuleType('flwr')"):  # none, and one without what is needed
+        code = f"import sys, types; sys.modules['flwr'] = sys.modules['flwr.app'] = {flower}; import cobo.cli\n"
+        code += "sys.argv[1:] = ['flower', 'simulate', 'digits']; cobo.cli.main()"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert done.returncode == 2, done.stderr
+        assert "Flower 1.41 is an extra of cobo; in its clone: pip install '.[flower]'" in done.stderr
+        assert len(done.stderr.splitlines()) == 1
 
 
 # Who may take part
@@ -681,7 +683,7 @@ def simulated(tmp_path, monkeypatch):
 
     folder = tmp_path / "run"
 
-    def run(method, *changes, **options):
+    def run(method, *changes, start=True, **options):
         small = ["groups=2", "clients_per_group=1", "rounds=2", *changes]
         experiment = cobo.experiments.load_experiment("digits", cobo.experiments.EXPERIMENTS, small)
         parts = experiment.parts(0)
@@ -692,7 +694,8 @@ def simulated(tmp_path, monkeypatch):
             return hand
 
         monkeypatch.setattr(simulate, "GridLink", link)
-        monkeypatch.setattr(simulate, "_quietly", lambda server, *_: server(None, None))
+        flower = (lambda server, *_: server(None, None)) if start else (lambda *_: pytest.fail("it has started"))
+        monkeypatch.setattr(simulate, "_quietly", flower)
         given = {"local_steps": None, "resume": False, "listener": lambda event: None, **options}
         return simulate.simulate(experiment, method, 0, folder, **given)
 
@@ -709,6 +712,15 @@ def test_a_simulation_takes_the_steps_that_were_set_and_records_them(simulated, 
     assert result.history[-1]["gradients"] == 2 * 2 * steps
     recorded = cobo.experiments.load_experiment(str(simulated.folder / "experiment.toml"), cobo.experiments.EXPERIMENTS)
     assert recorded.method("fedavg").local_steps == steps
+
+
+def test_what_cannot_be_simulated_is_refused_before_anything_starts(simulated):
+    with pytest.raises(ConfigError, match="cannot be stable"):
+        simulated("cobo", "cobo.rho=1e6", start=False)
+    assert not simulated.folder.exists()
+    simulated("local")
+    with pytest.raises(CheckpointError, match="already holds a run"):
+        simulated("local", start=False)
 
 
 def test_steps_that_are_set_twice_and_differ_are_refused(simulated):
@@ -737,4 +749,6 @@ def test_the_example_as_it_is_shipped_ends_as_its_readme_says(tmp_path, monkeypa
     hand.clients = {name: task.load_client(node) for name, node in nodes.items()}
     result = serve(plan, task.make_model, lambda server, tell: hand, lambda event: None).result
     assert result.groups() == [["north", "east"], ["south"]]
+    with pytest.raises(CheckpointError, match="holds no models; of a run with Flower they are with the clients"):
+        cobo.load(tmp_path / "out")
     assert [result.history[k]["accuracy"] for k in (0, -1)] == pytest.approx([50, 91], abs=1)

@@ -230,6 +230,9 @@ def test_kills_restarts_impostors_and_bad_replies_do_not_harm_the_others(deploym
         assert refused.returncode == 1
         assert f"port {d.port} is taken" in refused.stderr
     d.step("up")
+    refused = d.step("node", "nort", check=False)
+    assert refused.returncode == 1
+    assert "there is no key of nort" in refused.stderr
 
     keys = d.work / "keys"
     subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", keys / "nobody"], check=True)

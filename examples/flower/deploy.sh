@@ -90,6 +90,7 @@ register() {
 }
 
 node() { # NAME
+    [ -e "$WORK/keys/$1" ] || fail "there is no key of $1 in $WORK/keys; it should be one of $PARTIES"
     sweep "--runtime-api-address 127.0.0.1:$(port_of "$1") "
     free "$(port_of "$1")"
     start "$1" flower-supernode --superlink "127.0.0.1:$PORT" --root-certificates "$WORK/keys/ca.crt" \

@@ -37,8 +37,8 @@ def simulate(
     """Run one method of an experiment with Flower's messages, on virtual nodes on this computer."""
     try:
         from cobo.flower.simulate import simulate as run
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"{error}: Flower is an extra; in cobo's clone: pip install '.[flower]'") from None
+    except ImportError as error:
+        raise ConfigError(f"{error}: Flower 1.41 is an extra of cobo; in its clone: pip install '.[flower]'") from None
     changes = [*(set_ or []), *([] if rounds is None else [f"rounds={rounds}"])]
     chosen = load_experiment(experiment, EXPERIMENTS, changes)
     folder = out or Path("runs") / f"flower-{Path(experiment).stem}"

@@ -10,7 +10,7 @@ from cobo.errors import ConfigError
 
 try:
     from cobo.flower.apps import client_app, server_app
-except ModuleNotFoundError as error:
-    raise ConfigError(f"{error}: Flower is an extra of cobo; in cobo's clone: pip install '.[flower]'") from None
+except ImportError as error:  # there is none, or one that does not have what is needed
+    raise ConfigError(f"{error}: Flower 1.41 is an extra of cobo; in its clone: pip install '.[flower]'") from None
 
 __all__ = ["client_app", "server_app"]

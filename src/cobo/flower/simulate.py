@@ -25,9 +25,11 @@ from cobo.flower.apps import answering
 from cobo.flower.link import GridLink
 from cobo.flower.party import Party
 from cobo.flower.plan import Plan
+from cobo.flower.rules import Remote
 from cobo.flower.server import Server, serve
 from cobo.training.architecture import describe
 from cobo.training.events import Event, Listener
+from cobo.training.fit import refuse_overwriting
 from cobo.training.result import Result
 from cobo.training.settings import Training
 
@@ -56,6 +58,9 @@ def simulate(
     parts = experiment.parts(seed)
     plan = _plan(experiment, method, seed, parts, place, resume, local_steps or 1)
     plan.check()
+    if not resume:
+        refuse_overwriting(place)
+    Remote(plan, parts.model)  # as the server will; what cannot work is refused before Ray is started
     table = experiment.model_dump_json(exclude_none=True)
     servers: list[Server] = []
     server, stopped = ServerApp(), threading.Event()

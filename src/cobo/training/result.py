@@ -109,6 +109,8 @@ def load_result(folder: str | Path, model: nn.Module | Callable[[], nn.Module] |
     folder = Path(folder)
     try:
         facts = json.loads((folder / "result.json").read_text())
+        if not (folder / "models").exists():
+            raise CheckpointError(f"{folder} holds no models; of a run with Flower they are with the clients")
         states = {n: load_file(folder / "models" / f"{n}.safetensors") for n in facts["names"]}
         rest = folder / "shared.safetensors"
         shared = load_file(rest) if rest.exists() else {}
