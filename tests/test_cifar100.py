@@ -73,17 +73,19 @@ def png(image, size=(32, 32), mode="RGB"):
     return kept.getvalue()
 
 
-def put_binary(place):
-    folder = place / "cifar-100-binary"
-    folder.mkdir(parents=True)
+def put_binary(place, folder="cifar-100-binary"):
+    folder = place / folder
+    folder.mkdir(parents=True, exist_ok=True)
     for name, made in SIDES.items():
         (folder / f"{name}.bin").write_bytes(binary(*made))
     return folder
 
 
-def put_python(place, write=lambda images, labels: python2.dumps(images, labels.tolist())):
-    folder = place / "cifar-100-python"
-    folder.mkdir(parents=True)
+def put_python(
+    place, write=lambda images, labels: python2.dumps(images, labels.tolist()), folder="cifar-100-python"
+):
+    folder = place / folder
+    folder.mkdir(parents=True, exist_ok=True)
     for name, made in SIDES.items():
         (folder / name).write_bytes(write(*made))
     return folder
@@ -100,9 +102,9 @@ def pack(folder, inside=""):
     return path
 
 
-def put_parquet(place, folder="data"):
-    for name, made in SIDES.items():
-        parquet(place / folder / f"{name}-00000-of-00001.parquet", *made)
+def put_parquet(place, folder="data", name="{}-00000-of-00001.parquet"):
+    for side, made in SIDES.items():
+        parquet(place / folder / name.format(side), *made)
     return place / folder
 
 
@@ -116,6 +118,9 @@ PUT = {
     "parquet": put_parquet,
     "parquet in cifar100": partial(put_parquet, folder="cifar100"),
     "parquet right there": partial(put_parquet, folder="."),
+    "parquet, a folder a side": partial(put_parquet, folder="cifar100", name="{}/0000.parquet"),
+    "binary right there": partial(put_binary, folder="."),
+    "python right there": partial(put_python, folder="."),
 }
 
 

@@ -50,7 +50,7 @@ class Published(NamedTuple):
 
     def find(self, place: Path) -> Path | None:
         """The folder, if it has both files, or else the archive."""
-        for folder in (place / self.name, *([place] if place.name == self.name else [])):
+        for folder in (place / self.name, place):
             if all((folder / file).is_file() for file in (self.train, self.test)):
                 return folder
         return place / self.archive if (place / self.archive).is_file() else None
@@ -108,7 +108,7 @@ class Parquet(NamedTuple):
 
 
 def _shards(folder: Path, side: str) -> list[Path]:
-    return sorted(folder.glob(f"{side}-*.parquet"))
+    return sorted(folder.glob(f"{side}-*.parquet")) or sorted(folder.glob(f"{side}/*.parquet"))
 
 
 def _records(content: bytes, count: int) -> tuple[Images, Labels]:
