@@ -836,8 +836,18 @@ def test_the_papers_own_values():
     rates = {m: experiment.training(m, 0)["lr"] for m in METHODS}
     assert rates == {"ditto": 0.1, "fc": 0.05, **dict.fromkeys(METHODS.keys() - {"ditto", "fc"}, 0.01)}
     assert experiment.method("ditto").lam == 1.0
-    assert experiment.method("cobo") == cobo.CoBo.paper()
+    assert experiment.method("cobo") == cobo.CoBo.paper(sampling="mixed")
     assert {experiment.training(m, 0)["momentum"] for m in METHODS} == {0.0}
+    for name, share in (("cross-device", 0.1), ("cross-device-small", 0.1), ("cross-silo", 1.0)):
+        assert load_experiment(name, EXPERIMENTS, tuned="paper").method("ifca").participation == share
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_the_preset_paper_is_algorithm_1_whatever_the_experiment_sets(name):
+    usual = load_experiment(name, EXPERIMENTS)
+    literal = load_experiment(name, EXPERIMENTS, ["cobo.rho=0.2", "cobo.preset=paper", "cobo.switch=0.3"])
+    assert literal.method("cobo") == cobo.CoBo.paper(rho=0.2, switch=0.3)
+    assert literal.training("cobo", 0) == usual.training("cobo", 0)
 
 
 @pytest.mark.parametrize(

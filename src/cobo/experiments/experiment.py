@@ -139,7 +139,7 @@ def load_experiment(
     """An experiment by its name or by the path of a TOML file.
 
     With `tuned` (a file that `cobo tune` wrote, or "paper") the methods' tables are those of that file. KEY=VALUE
-    `changes` come last.
+    `changes` come last, METHOD.preset=VALUE first among them.
     """
     if name in known:
         table = _read(files("cobo.experiments") / f"{name}.toml")
@@ -154,8 +154,10 @@ def load_experiment(
     if kind not in known:
         raise ConfigError(f"{name}: experiment = {kind!r} is not known; it should be one of {', '.join(known)}")
     if tuned is not None:
-        table["methods"] = _tuned(tuned, kind)
-    for change in changes:
+        before, table["methods"] = table.get("methods", {}), _tuned(tuned, kind)
+        if tuned == "paper" and "participation" in before.get("ifca", {}):  # belongs to the experiment
+            table["methods"]["ifca"]["participation"] = before["ifca"]["participation"]
+    for change in sorted(changes, key=lambda change: not change.partition("=")[0].strip().endswith(".preset")):
         override(table, change)
     experiment = known[kind](**table)
     for method in experiment.methods:
@@ -191,7 +193,8 @@ def _read(path: Path | Traversable) -> dict[str, Any]:
 def override(table: dict[str, Any], change: str) -> None:
     """Apply KEY=VALUE to a table of settings; the value is read as TOML.
 
-    METHOD.KEY reaches a method's table, clocks.KEY and roster.KEY theirs.
+    METHOD.KEY reaches a method's table, clocks.KEY and roster.KEY theirs. METHOD.preset=NAME takes that preset as it
+    is: of the method's table only what belongs to training stays.
 
     >>> table = {"lr": 0.1, "methods": {"cobo": {"rho": 1.0, "lr": 0.2}}}
     >>> override(table, "cobo.rho=2.5"); override(table, "lr=0.3"); table
@@ -212,7 +215,11 @@ def override(table: dict[str, Any], change: str) -> None:
             for name in methods:
                 _inside(methods, name).pop(key, None)
     elif owner in METHODS:
-        _inside(_inside(table, "methods"), owner)[leaf] = value
+        own = _inside(_inside(table, "methods"), owner)
+        if leaf == "preset":
+            for name in own.keys() - OWN:
+                del own[name]
+        own[leaf] = value
     elif owner in TABLES:
         _inside(table, owner)[leaf] = value
     else:
