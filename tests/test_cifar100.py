@@ -81,9 +81,7 @@ def put_binary(place, folder="cifar-100-binary"):
     return folder
 
 
-def put_python(
-    place, write=lambda images, labels: python2.dumps(images, labels.tolist()), folder="cifar-100-python"
-):
+def put_python(place, write=lambda images, labels: python2.dumps(images, labels.tolist()), folder="cifar-100-python"):
     folder = place / folder
     folder.mkdir(parents=True, exist_ok=True)
     for name, made in SIDES.items():
