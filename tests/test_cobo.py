@@ -429,3 +429,19 @@ def test_asking_on_all_samples_reaches_selection():
             flickers += not torch.equal(before, state.tensors["weights"])
         settled[ask] = flickers
     assert settled["all"] < settled[1]
+
+
+@pytest.mark.parametrize("turns", ["even", "random"])
+def test_while_everyone_waits_nobody_is_asked_and_w_rests(turns):
+    clients = [blobs(str(k), seed=k, samples=4, flip=k > 1) for k in range(4)]
+    method = CoBo(sampling="constant", turns=turns, wait=0.3, gamma=1.0)
+    federation, state = started(clients, lambda: nn.Linear(2, 2), method, rounds=40)
+    play(method, federation, state, 12)
+    assert federation.computed == 12 * 4
+    assert torch.equal(state.tensors["weights"], torch.ones(4, 4))
+    play(method, federation, state, 28)
+    assert not torch.equal(state.tensors["weights"], torch.ones(4, 4))
+    assert federation.computed / 40 == pytest.approx(method.gradients_per_round(federation, 40), rel=0.15)
+    without = CoBo(sampling="constant", turns=turns, gamma=1.0)
+    late = [method.draw(federation, t, 40).tolist() for t in range(12, 40)]
+    assert late == [without.draw(federation, t, 40).tolist() for t in range(12, 40)]

@@ -7,6 +7,7 @@ Symbols: X [n, d] the personal models, W [n, n] who learns from whom, rho the pu
 eta the clients' learning rate, t the round of T. A round is Algorithm 1: first W at X^t, then X with the new W.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, Self
 
@@ -47,7 +48,7 @@ class CoBo(Method):
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "paper": {
             "rho": 0.05, "gamma": 0.01, "sampling": "constant", "rate": 1.0, "time_rate": None, "switch": 0.002,
-            "turns": "random", "pairs": "ordered", "domain": "box", "self_weight": False, "solver": "projected",
+            "wait": 0.0, "turns": "random", "pairs": "ordered", "domain": "box", "self_weight": False, "solver": "projected",
             "slack": 1.0, "signal": "inner", "clip": 1.0, "correction": 0.0, "ask": 1, "pull": "sum", "ramp": 0.0,
             "mixing": "explicit", "output": "last",
         }
@@ -59,6 +60,7 @@ class CoBo(Method):
     rate: float = Field(default=1.0, gt=0)
     time_rate: float | None = Field(default=None, gt=0)
     switch: float = Field(default=0.5, ge=0, le=1)
+    wait: float = Field(default=0.0, ge=0, lt=1)
     turns: Literal["random", "even"] = "random"
     pairs: Literal["symmetric", "ordered"] = "symmetric"
     domain: Literal["box", "simplex"] = "box"
@@ -117,7 +119,8 @@ class CoBo(Method):
         """One of each client, and two for every pair that is asked."""
         n, symmetric = len(federation), self.pairs == "symmetric"
         constants = Constants(self.rate, self.time_rate, self.switch)
-        asked = expected(self.sampling, rounds, n, constants, symmetric=symmetric)[-1] / rounds
+        asks = expected(self.sampling, rounds, n, constants, symmetric=symmetric)
+        asked = (asks[-1] - asks[math.ceil(self.wait * rounds)]) / rounds
         pairs = n * (n - 1) / (1 + symmetric) + n * self.self_weight
         return float(n + 2 * pairs * asked * federation.cost(federation.places, self.batches).mean())
 
@@ -193,7 +196,10 @@ class CoBo(Method):
         return lr * self.rho * grown
 
     def draw(self, federation: Federation, round: int, rounds: int) -> NDArray[np.int64]:
-        """The pairs asked in a round. The time of a pair is counted from when the later of both joined."""
+        """The pairs asked in a round: none while everyone waits. The time of a pair is counted from when the later of both
+        joined."""
+        if round < self.wait * rounds:
+            return np.empty((0, 2), dtype=np.int64)
         constants = Constants(self.rate, self.time_rate, self.switch)
         since = np.maximum(federation.since[:, None], federation.since)
         age, n, symmetric = round - since, len(federation), self.pairs == "symmetric"
