@@ -48,9 +48,9 @@ class CoBo(Method):
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "paper": {
             "rho": 0.05, "gamma": 0.01, "sampling": "constant", "rate": 1.0, "time_rate": None, "switch": 0.002,
-            "wait": 0.0, "turns": "random", "pairs": "ordered", "domain": "box", "self_weight": False, "solver": "projected",
-            "slack": 1.0, "signal": "inner", "clip": 1.0, "correction": 0.0, "ask": 1, "pull": "sum", "ramp": 0.0,
-            "mixing": "explicit", "output": "last",
+            "wait": 0.0, "turns": "random", "pairs": "ordered", "domain": "box", "self_weight": False,
+            "solver": "projected", "slack": 1.0, "signal": "inner", "clip": 1.0, "correction": 0.0, "ask": 1,
+            "pull": "sum", "ramp": 0.0, "mixing": "explicit", "output": "last",
         }
     }  # fmt: skip
 
@@ -196,8 +196,7 @@ class CoBo(Method):
         return lr * self.rho * grown
 
     def draw(self, federation: Federation, round: int, rounds: int) -> NDArray[np.int64]:
-        """The pairs asked in a round: none while everyone waits. The time of a pair is counted from when the later of both
-        joined."""
+        """The pairs asked in a round, none while all wait. The time of a pair is counted from when the later joined."""
         if round < self.wait * rounds:
             return np.empty((0, 2), dtype=np.int64)
         constants = Constants(self.rate, self.time_rate, self.switch)
