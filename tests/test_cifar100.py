@@ -117,8 +117,11 @@ PUT = {
     "parquet in cifar100": partial(put_parquet, folder="cifar100"),
     "parquet right there": partial(put_parquet, folder="."),
     "parquet, a folder a side": partial(put_parquet, folder="cifar100", name="{}/0000.parquet"),
-    "binary right there": partial(put_binary, folder="."),
-    "python right there": partial(put_python, folder="."),
+}
+RIGHT_THERE = {
+    "binary": partial(put_binary, folder="."),
+    "python": partial(put_python, folder="."),
+    "parquet": partial(put_parquet, folder=".", name="{}/0000.parquet"),
 }
 
 
@@ -137,6 +140,19 @@ def is_whole(loaded):
 def test_every_form_gives_the_same_images_wherever_it_lies(home, monkeypatch, form, place):
     monkeypatch.setenv("COBO_DATA", str(home / "mine"))
     where = PUT[form](home / place)
+    assert locate() == where
+    is_whole(cifar100(SMALL))
+
+
+@pytest.mark.parametrize("form", RIGHT_THERE)
+def test_files_right_in_a_folder_are_the_data_only_if_it_is_called_so(home, monkeypatch, form):
+    """Other data sets have files called train and test, too."""
+    monkeypatch.setenv("COBO_DATA", str(home / "mine"))
+    cached = RIGHT_THERE[form](cache("cifar100"))
+    assert locate() == cached
+    RIGHT_THERE[form](home / "mine")
+    assert locate() == cached
+    where = RIGHT_THERE[form](home / "mine" / "cifar100")
     assert locate() == where
     is_whole(cifar100(SMALL))
 
@@ -178,7 +194,7 @@ def refused(said):
     with pytest.raises(DataError, match=said) as caught:
         cifar100(SMALL)
     assert "\n" not in str(caught.value)
-    assert "put a whole copy in place of" in str(caught.value)
+    assert "put whole copies in place of" in str(caught.value)
 
 
 IMAGES, LABELS = SIDES["train"]

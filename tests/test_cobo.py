@@ -445,3 +445,10 @@ def test_while_everyone_waits_nobody_is_asked_and_w_rests(turns):
     without = CoBo(sampling="constant", turns=turns, gamma=1.0)
     late = [method.draw(federation, t, 40).tolist() for t in range(12, 40)]
     assert late == [without.draw(federation, t, 40).tolist() for t in range(12, 40)]
+
+
+def test_however_long_the_wait_somebody_is_asked():
+    clients = [blobs(str(k), seed=k, samples=4) for k in range(4)]
+    method = CoBo(sampling="every", wait=0.99)
+    federation, _ = started(clients, lambda: nn.Linear(2, 2), method)
+    assert [len(method.draw(federation, t, 60)) for t in range(58, 60)] == [0, 6]

@@ -10,6 +10,7 @@ from torch import nn
 
 import cobo
 from cobo import cli, draws
+from cobo.collaboration.sampling import Constants, expected
 from cobo.data import Split
 from cobo.errors import ConfigError
 from cobo.experiments import EXPERIMENTS, images, load_experiment
@@ -347,8 +348,14 @@ def test_the_presets_are_the_papers(name, rounds, share):
         assert (training["momentum"], training["weight_decay"], training["schedule"]) == (0, 0, "constant")
     assert experiment.method("ditto").lam == 1
     assert experiment.method("ifca").participation == share
-    assert experiment.method("cobo") == cobo.CoBo.paper(sampling="mixed")
-    assert experiment.method("cobo").switch == 0.002
+    method = experiment.method("cobo")
+    assert method == cobo.CoBo.paper(sampling="mixed", time_rate=method.time_rate)
+    assert method.switch == 0.002
+    n = {"cross-silo": 8, "cross-device": 80}[name]
+    asked = expected("mixed", rounds, n, Constants(method.rate, method.time_rate, method.switch), symmetric=False)
+    assert asked[-1] > 20  # every ordered pair; or W could not be right, however long it takes
+    assert asked[rounds // 8] > 15
+    assert 2 * (n - 1) * asked[-1] < 0.25 * rounds  # gradients of pairs, for each client, beside its own
 
 
 def test_methods_that_cost_too_much_run_when_they_are_named(tmp_path, monkeypatch, capsys):

@@ -4,7 +4,7 @@ import copy
 import json
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -50,7 +50,7 @@ class LanguageModel:
             self.tokenizer = AutoTokenizer.from_pretrained(place, **options)
             read: Any = AutoModelForCausalLM.from_pretrained(
                 place, dtype=DTYPES[dtype], use_safetensors="gguf_file" not in options or None,
-                output_loading_info=True, **options,
+                output_loading_info=True, **options, **_unpacked(options),
             )  # fmt: skip
         except (OSError, ValueError, ImportError, KeyError, RuntimeError, SafetensorError) as error:
             nowhere = alone and isinstance(error, OSError)
@@ -249,6 +249,15 @@ def _place(source: str) -> tuple[str, dict[str, Any], str]:
     if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", source):
         raise ConfigError(f"language model {source!r} is no folder that is there, nor NAME or OWNER/NAME on the hub")
     return source, {}, source
+
+
+def _unpacked(options: Mapping[str, Any]) -> dict[str, Any]:
+    """GGUF weights as plain numbers: left packed, newer versions of transformers would fetch kernels from the hub."""
+    import transformers
+
+    if "gguf_file" not in options or not hasattr(transformers, "GgufConfig"):
+        return {}
+    return {"quantization_config": transformers.GgufConfig(dequantize=True)}
 
 
 def _hub_answers(name: str) -> bool:

@@ -84,7 +84,7 @@ def _missing() -> str:
 def _put() -> str:
     return (
         f"put the folder {BINARY.name} or {PYTHON.name} or its .tar.gz, or Hugging Face's train-*.parquet and "
-        f"test-*.parquet, into {store.cache(NAME)} or into a folder that COBO_DATA names"
+        f"test-*.parquet, into {store.cache(NAME)} or into a folder {NAME} where COBO_DATA is"
     )
 
 

@@ -19,6 +19,7 @@ CLASSES = 100
 SHAPE = (3, 32, 32)
 PIXELS = 3072
 RECORD = 2 + PIXELS  # coarse label, fine label, image
+OWN_FOLDER = "cifar100"  # in a folder of this name files need no other name that says what they are
 
 Images = NDArray[np.uint8]
 Labels = NDArray[np.uint8] | list[int]
@@ -49,8 +50,8 @@ class Published(NamedTuple):
         return f"{self.name}.tar.gz"
 
     def find(self, place: Path) -> Path | None:
-        """The folder, if it has both files, or else the archive."""
-        for folder in (place / self.name, place):
+        """The folder, if it has both files, or else the archive. The place itself only by its name."""
+        for folder in (place / self.name, *([place] if place.name in (self.name, OWN_FOLDER) else [])):
             if all((folder / file).is_file() for file in (self.train, self.test)):
                 return folder
         return place / self.archive if (place / self.archive).is_file() else None
@@ -103,12 +104,13 @@ class Parquet(NamedTuple):
                 more, theirs = read_parquet(path, count - len(labels))
                 images.append(more)
                 labels.extend(theirs)
-        with _blaming(where / f"{side}-*.parquet", where):
+        with _blaming(f"what {where} has of {side}", where):
             return _split(np.concatenate(images), labels, count)
 
 
 def _shards(folder: Path, side: str) -> list[Path]:
-    return sorted(folder.glob(f"{side}-*.parquet")) or sorted(folder.glob(f"{side}/*.parquet"))
+    beside = sorted(folder.glob(f"{side}-*.parquet"))
+    return beside or (sorted(folder.glob(f"{side}/*.parquet")) if folder.name == OWN_FOLDER else [])
 
 
 def _records(content: bytes, count: int) -> tuple[Images, Labels]:
@@ -145,13 +147,14 @@ def _split(images: Images, labels: Labels, count: int) -> Split:
 
 @contextmanager
 def _blaming(what: object, where: Path) -> Iterator[None]:
-    """Let an error name the file, and say what to do with the folder or archive that it is in."""
+    """Let an error name the file, and say what to do with it, or the archive that it is in."""
     try:
         yield
     except DataError:
         raise
     except ValueError as error:
-        remedy = f"put a whole copy in place of {where}, or delete that and run `cobo data fetch cifar100`"
+        whose = f"{where}" if where.is_file() else f"CIFAR-100's files in {where}"
+        remedy = f"put whole copies in place of {whose}, or move those away and run `cobo data fetch cifar100`"
         raise DataError(f"{what} cannot be used: {error}; {remedy}") from None
 
 
@@ -163,4 +166,4 @@ PYTHON = Published(
     lambda count: count * (2 * PIXELS + 256) + 10_000,  # Python 3 writes some bytes as two; names, labels
     _pickled,
 )
-FORMS: tuple[Form, ...] = (BINARY, PYTHON, Parquet((".", "data", "cifar100")))
+FORMS: tuple[Form, ...] = (BINARY, PYTHON, Parquet((".", "data", OWN_FOLDER)))

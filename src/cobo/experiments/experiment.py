@@ -176,6 +176,11 @@ def _tuned(name: str, experiment: str) -> dict[str, Any]:
     methods = table.get("methods")
     if not isinstance(methods, dict) or not all(isinstance(value, dict) for value in methods.values()):
         raise ConfigError(f"--tuned {name!r} has no [methods.NAME] tables; it should be a file that `cobo tune` wrote")
+    if experiment not in table.get("experiments", [experiment]):
+        raise ConfigError(
+            f"--tuned {name!r} is for {', '.join(table['experiments'])}; {experiment!r} has the paper's values where "
+            "it gives any"
+        )
     if table.get("experiment", experiment) != experiment:
         raise ConfigError(f"--tuned {name!r} was tuned for {table['experiment']!r}, not for {experiment!r}")
     return methods

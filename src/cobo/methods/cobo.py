@@ -7,7 +7,6 @@ Symbols: X [n, d] the personal models, W [n, n] who learns from whom, rho the pu
 eta the clients' learning rate, t the round of T. A round is Algorithm 1: first W at X^t, then X with the new W.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, Self
 
@@ -120,7 +119,7 @@ class CoBo(Method):
         n, symmetric = len(federation), self.pairs == "symmetric"
         constants = Constants(self.rate, self.time_rate, self.switch)
         asks = expected(self.sampling, rounds, n, constants, symmetric=symmetric)
-        asked = (asks[-1] - asks[math.ceil(self.wait * rounds)]) / rounds
+        asked = (asks[-1] - asks[self._first(rounds)]) / rounds
         pairs = n * (n - 1) / (1 + symmetric) + n * self.self_weight
         return float(n + 2 * pairs * asked * federation.cost(federation.places, self.batches).mean())
 
@@ -129,7 +128,7 @@ class CoBo(Method):
     ) -> None:
         """Weights among those who stay are as they were; a newcomer's are 1, or what one probing round says.
 
-        By `roster.start` = "peers" a newcomer whom the probe has connected goes to the mean of its peers.
+        There is no such round while all `wait`. By `roster.start` = "peers" a newcomer whom the probe has connected goes to the mean of its peers.
         """
         state.seat(seats, start)
         new = np.array([seat is None for seat in seats])
@@ -139,7 +138,7 @@ class CoBo(Method):
         keep_among(state.tensors, before, seats)
         settle = self._domain.shift if self.solver == "lazy" else self._domain.project  # without those who left
         state.tensors["evidence"] = settle(state.tensors["evidence"])
-        if roster.weights == "probe":
+        if roster.weights == "probe" and state.round >= self._first(state.rounds):
             self._probe(state, federation, new)
         W = state.tensors["weights"] = self._domain.project(state.tensors["evidence"])
         for k in np.flatnonzero(new) if roster.start == "peers" else ():
@@ -197,7 +196,7 @@ class CoBo(Method):
 
     def draw(self, federation: Federation, round: int, rounds: int) -> NDArray[np.int64]:
         """The pairs asked in a round, none while all wait. The time of a pair is counted from when the later joined."""
-        if round < self.wait * rounds:
+        if round < self._first(rounds):
             return np.empty((0, 2), dtype=np.int64)
         constants = Constants(self.rate, self.time_rate, self.switch)
         since = np.maximum(federation.since[:, None], federation.since)
@@ -207,6 +206,10 @@ class CoBo(Method):
             keys = federation.keys("pair")
             return draw_evenly(keys, asks[age], asks[age + 1], symmetric=symmetric, with_self=self.self_weight)
         return self._drawn(federation, round, SCHEDULES[self.sampling](age, rounds, n, constants))
+
+    def _first(self, rounds: int) -> int:
+        """The round from which on pairs are asked; there is always one."""
+        return int(self.wait * rounds)
 
     def _drawn(self, federation: Federation, round: int, probability: NDArray[np.float64]) -> NDArray[np.int64]:
         symmetric = self.pairs == "symmetric"
