@@ -519,6 +519,15 @@ def test_who_gives_no_answer_to_a_probe_is_not_connected():
     assert torch.isfinite(weights_of(result, "a3")).all()
 
 
+def test_newcomers_are_not_probed_while_all_wait():
+    to_the_foe = {}
+    for wait in (0.9, 0.4):
+        method = cobo.CoBo(wait=wait, gamma=0.0)
+        result = small(opposed(), (200, "join", "a3"), method=method, rounds=401, evaluate_every=401)
+        to_the_foe[wait] = result.weights[result.names.index("a3"), result.names.index("b1")]
+    assert to_the_foe == {0.9: 1, 0.4: 0}
+
+
 @pytest.mark.parametrize("name", ["fedavg", "oracle", "ifca", "cobo"])
 def test_a_newcomer_gets_the_statistics_that_belong_to_its_model(name):
     """Inputs are far from zero, so that a trained model with the initial statistics would guess."""

@@ -128,7 +128,8 @@ class CoBo(Method):
     ) -> None:
         """Weights among those who stay are as they were; a newcomer's are 1, or what one probing round says.
 
-        There is no such round while all `wait`. By `roster.start` = "peers" a newcomer whom the probe has connected goes to the mean of its peers.
+        While all `wait` there is no such round. By `roster.start` = "peers" a newcomer whom the probe has connected
+        goes to the mean of its peers.
         """
         state.seat(seats, start)
         new = np.array([seat is None for seat in seats])
