@@ -7,7 +7,7 @@ AdamW (evaluations, checkpoints, adapters written, a model for everyone at the e
 process of its own; beside it what plain passes on one batch take at their peak, and the promise: six rows of adapters
 for each client, and a pass on a batch. Time: a round of CoBo over as many plain passes of the same model on batches
 that lie ready, one after the other in turns; medians, so that a noisy machine does little harm; the goal is 1.10. All
-with the settings of `language-small`: its precision, batch, method and optimiser.
+with the settings of `language-small`: its precision, batch, method and optimiser; but pairs are asked in every round.
 """
 
 import ctypes
@@ -35,7 +35,7 @@ from cobo.methods import State
 PRESET = load_experiment("language-small", EXPERIMENTS)
 MODEL, PRECISION = PRESET.model, PRESET.precision
 BATCH, CONTEXT = PRESET.batch_size, PRESET.context
-METHOD = PRESET.method("cobo")
+METHOD = PRESET.method("cobo").replace(wait=0.0, rate=1.0, ask=1)  # some pairs in every round, a batch each
 REPEATS = 5
 GOAL = 1.10
 
