@@ -271,7 +271,7 @@ def test_a_run_that_ends_before_w_has_settled_says_so():
 
 
 def test_what_a_run_warns_of_is_a_python_warning_of_the_callers_line_unless_progress_shows_it(capsys):
-    with pytest.warns(RunWarning, match="W is undecided, .* train longer") as said:
+    with pytest.warns(RunWarning, match="W is undecided, .* run again with more rounds") as said:
         result = small()
     assert [w.filename for w in said] == [__file__]
     assert repr(result).endswith(", W undecided)")
@@ -679,3 +679,11 @@ def test_a_slow_run_says_seconds_a_round_and_not_none_a_second(monkeypatch, caps
     lines = capsys.readouterr().err.splitlines()
     assert lines[1] == "cobo: round 2/10 12.5 s each loss 1, 2 groups, W at rest 100 %"
     assert lines[2].startswith("cobo: round 10/10 5 s each")
+
+
+def test_a_damaged_model_of_a_saved_result_is_named(tmp_path):
+    cobo.fit([blobs("a", seed=0), blobs("b", seed=1)], model=nn.Linear(2, 2), rounds=2).save(tmp_path)
+    path = tmp_path / "models" / "b.safetensors"
+    path.write_bytes(path.read_bytes()[:20])
+    with pytest.raises(CheckpointError, match=r"models/b.safetensors is damaged: .*; run again"):
+        cobo.load(tmp_path)

@@ -104,7 +104,9 @@ class Run:
         if W is not None and isinstance(self.method, CoBo) and self.method.domain == "box":
             share = graph.undecided(W)
             if share > graph.UNDECIDED:
-                message = f"W is undecided, {100 * share:.0f} % of pairs lie between 0.1 and 0.9; train longer"
+                message = (
+                    f"W is undecided, {100 * share:.0f} % of pairs lie between 0.1 and 0.9; run again with more rounds"
+                )
                 self._tell(event="warning", message=message)
 
     def _round(self) -> None:

@@ -111,10 +111,10 @@ def load_result(folder: str | Path, model: nn.Module | Callable[[], nn.Module] |
         facts = json.loads((folder / "result.json").read_text())
         if not (folder / "models").exists():
             raise CheckpointError(f"{folder} holds no models; of a run with Flower they are with the clients")
-        states = {n: load_file(folder / "models" / f"{n}.safetensors") for n in facts["names"]}
+        states = {n: _tensors(folder / "models" / f"{n}.safetensors") for n in facts["names"]}
         rest = folder / "shared.safetensors"
-        shared = load_file(rest) if rest.exists() else {}
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        shared = _tensors(rest) if rest.exists() else {}
+    except (OSError, ValueError, KeyError) as error:
         raise CheckpointError(f"{folder} holds no result that can be read: {error}") from error
     models: dict[str, nn.Module] = _NotRebuilt()
     if model is not None or facts["architecture"] is not None:
@@ -145,6 +145,13 @@ def load_result(folder: str | Path, model: nn.Module | Callable[[], nn.Module] |
         architecture=facts["architecture"],
         environment=facts.get("environment", {}),
     )
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise CheckpointError(f"{path} is damaged: {error}; run again, or put a whole copy in its place") from error
 
 
 def _empty(model: nn.Module | Callable[[], nn.Module] | None, architecture: Description | None) -> nn.Module:
