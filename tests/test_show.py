@@ -183,3 +183,15 @@ def test_variations_and_language_runs_have_theirs(tmp_path, monkeypatch, capsys)
         code, _, err = call(monkeypatch, capsys, "figure", name, tmp_path / folder)
         assert (code, err) == (0, "")
         assert (tmp_path / folder / "figures" / f"{name}.svg").read_text().startswith("<?xml")
+
+
+def test_on_a_simplex_it_says_who_learns_most_from_whom_instead_of_groups(tmp_path, monkeypatch, capsys):
+    result = small(method=cobo.CoBo(domain="simplex", gamma=1.0), out=tmp_path / "cobo" / "seed-0")
+    code, out, err = call(monkeypatch, capsys, "show", tmp_path)
+    assert (code, err) == (0, "")
+    said = " ".join(out.split())
+    for name, row in zip(result.names, result.weights, strict=True):
+        peer = result.names[int(row.argmax())]
+        assert f"from {peer}" in said
+        assert name in said.split(f" most from {peer}")[0].rpartition(",")[2]
+    assert "found" not in said

@@ -3,8 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from cobo.methods import METHODS
 from cobo.report import table
+from cobo.report.domain_weights import has_rows
 from cobo.report.page import graphs
 from cobo.report.summary import Results, Runs, groups_score, has_truth
 from cobo.training.events import Event, read_events
@@ -33,7 +36,9 @@ def finding(results: Results, runs: Runs) -> str:
     method = leading(results)
     m, seeds = results["methods"][method], runs[method]
     parted = [found for found in (graphs.found(run) for run in seeds.values()) if found is not None]
-    if parted:
+    if parted and has_rows(next(iter(seeds.values()))):
+        said = f"With {title(method)} {_peers(list(seeds.values()))}"
+    elif parted:
         said = f"{title(method)} found {_span([len(found.groups) for found in parted])}{_right(list(seeds.values()))}"
     elif len(results["methods"]) > 1 and method == table.best(results):
         said = f"{title(method)} is best of those that are told nothing of the groups"
@@ -46,6 +51,18 @@ def finding(results: Results, runs: Runs) -> str:
         said = f"So far: {said}"
     better = _better(m)
     return f"{said}; {better}." if better else f"{said}."
+
+
+def _peers(runs: Sequence[dict[str, Any]]) -> str:
+    """Whom each client has the largest weight for, on a simplex, in the mean over seeds: there are no groups there."""
+    names = runs[0]["names"]
+    W = np.mean([np.nan_to_num(graphs.last(run)) * (1 - np.eye(len(names))) for run in runs], axis=0)
+    learners: dict[str, list[str]] = {}
+    for name, row in zip(names, W, strict=True):
+        if row.max() > 0:
+            learners.setdefault(names[int(row.argmax())], []).append(name)
+    said = [f"{' and '.join(some)} learn{'s' * (len(some) == 1)} most from {peer}" for peer, some in learners.items()]
+    return ", ".join(said) or "nobody has a weight for another"
 
 
 def scores(results: Results) -> str:
