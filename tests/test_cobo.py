@@ -1,5 +1,7 @@
 """CoBo's mathematics: closed forms, autograd, the plain-Python version, and the properties that define it."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -13,6 +15,11 @@ from cobo.errors import ConfigError
 from cobo.federation import Federation
 from cobo.methods import METHODS, CoBo, Local
 from cobo.models import mlp
+
+
+def everyone(n):
+    """W when all are connected."""
+    return torch.ones(n, n)
 
 
 def test_one_round_of_two_clients_by_hand():
@@ -207,7 +214,7 @@ def test_on_the_simplex_one_answer_moves_the_rows_of_both(self_weight):
     people = [blobs(name, seed=k) for k, name in enumerate("abcd")]
     both = CoBo(domain="simplex", gamma=1.0, sampling="every", self_weight=self_weight)
     federation, state = started(people, nn.Linear(2, 2), both, batch_size=5)
-    pairs = both.draw(federation, 0, 1)
+    pairs = both.draw(federation, everyone(4), 0, 1)
     assert {frozenset(pair) for pair in pairs.tolist()} == {
         frozenset((i, j)) for i in range(4) for j in range(4) if i != j or self_weight
     }
@@ -392,7 +399,7 @@ def test_even_turns_reach_the_rounds():
     for turns in ("even", "random"):
         method = CoBo(sampling="constant", turns=turns)
         federation, _ = started(clients, lambda: nn.Linear(2, 2), method)
-        asked = [{tuple(pair) for pair in method.draw(federation, t, 40).tolist()} for t in range(40)]
+        asked = [{tuple(pair) for pair in method.draw(federation, everyone(8), t, 40).tolist()} for t in range(40)]
         waited[turns] = all(len(set().union(*asked[t : t + 4])) == 28 for t in range(0, 40, 4))
     assert waited == {"even": True, "random": False}
 
@@ -443,12 +450,38 @@ def test_while_everyone_waits_nobody_is_asked_and_w_rests(turns):
     assert not torch.equal(state.tensors["weights"], torch.ones(4, 4))
     assert federation.computed / 40 == pytest.approx(method.gradients_per_round(federation, 40), rel=0.15)
     without = CoBo(sampling="constant", turns=turns, gamma=1.0)
-    late = [method.draw(federation, t, 40).tolist() for t in range(12, 40)]
-    assert late == [without.draw(federation, t, 40).tolist() for t in range(12, 40)]
+    late = [method.draw(federation, everyone(4), t, 40).tolist() for t in range(12, 40)]
+    assert late == [without.draw(federation, everyone(4), t, 40).tolist() for t in range(12, 40)]
 
 
 def test_however_long_the_wait_somebody_is_asked():
     clients = [blobs(str(k), seed=k, samples=4) for k in range(4)]
     method = CoBo(sampling="every", wait=0.99)
     federation, _ = started(clients, lambda: nn.Linear(2, 2), method)
-    assert [len(method.draw(federation, t, 60)) for t in range(58, 60)] == [0, 6]
+    assert [len(method.draw(federation, everyone(4), t, 60)) for t in range(58, 60)] == [0, 6]
+
+
+@pytest.mark.parametrize("turns", ["even", "random"])
+def test_after_the_burst_pairs_that_are_connected_go_on_being_asked(turns):
+    """With a small `time_rate` the parted ones hardly are; without one, or with a larger one, all are alike."""
+    clients = [blobs(str(k), seed=k, samples=4) for k in range(8)]
+    W = torch.kron(torch.eye(4), torch.ones(2, 2))  # four groups of two
+    W[0, 2] = W[2, 0] = 0.3  # and a pair of strangers
+    tied = {(0, 1), (2, 3), (4, 5), (6, 7), (0, 2)}
+
+    def asked(W, first, last, **settings):
+        method = CoBo(turns=turns, switch=0.1, rate=0.8, **settings)
+        federation, _ = started(clients, lambda: nn.Linear(2, 2), method)
+        pairs = [
+            tuple(sorted(pair)) for t in range(first, last) for pair in method.draw(federation, W, t, 1000).tolist()
+        ]
+        return sum(pair in tied for pair in pairs) / 5, sum(pair not in tied for pair in pairs) / 23
+
+    few = {"time_rate": 1e-6}
+    assert asked(W, 0, 100, **few) == asked(everyone(8), 0, 100, **few)  # the burst asks everyone
+    connected, parted = asked(W, 100, 1000, **few)
+    assert parted == 0
+    assert connected == pytest.approx(0.2 * 100 * math.log(10), rel=0.2)
+    assert (connected, parted) == asked(W, 100, 1000, time_rate=None)[:1] + (0,)
+    for settings in ({"time_rate": None}, {"time_rate": 30.0}):
+        assert asked(W, 100, 1000, **settings) == asked(everyone(8), 100, 1000, **settings)

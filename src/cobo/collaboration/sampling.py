@@ -17,11 +17,15 @@ from cobo import draws
 
 
 class Constants(NamedTuple):
-    """rate / n while constant; time_rate / t while time-dependent; mixed switches after a share of the rounds."""
+    """rate / n while constant; time_rate / t while time-dependent; mixed switches after a share of the rounds.
+
+    `tied` says that they are for pairs that W connects.
+    """
 
     rate: float
     time_rate: float | None
     switch: float
+    tied: bool = False
 
 
 Times = NDArray[np.int64]
@@ -41,10 +45,17 @@ def time(t: Times, T: int, n: int, c: Constants) -> Probability:
 
 
 def mixed(t: Times, T: int, n: int, c: Constants) -> Probability:
-    """Constant for the first share of the rounds, then O(1/t), by default without a jump at the switch."""
+    """Constant for the first share of the rounds, then O(1/t), by default without a jump at the switch.
+
+    A `time_rate` that asks more rarely than that is for pairs that are parted: who is still connected may only not have
+    been parted yet. Their models are close, so their answers can be trusted; strangers that are far apart agree for no
+    reason (docs/images.md).
+    """
     turn = max(1, round(c.switch * T))
     before = constant(t, T, n, c)
-    rate = before * turn if c.time_rate is None else c.time_rate
+    rate = before * turn
+    if c.time_rate is not None:
+        rate = np.maximum(rate, c.time_rate) if c.tied else np.full_like(rate, c.time_rate)
     return np.where(np.asarray(t) < turn, before, np.minimum(1.0, rate / (np.asarray(t) + 1)))
 
 

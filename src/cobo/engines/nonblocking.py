@@ -235,7 +235,7 @@ class NonBlocking:
         self._heard = np.where(now, ahead, self._heard)
         drawn = []
         for r in np.unique(t[who]):
-            i, j = self._method.draw(self._federation, int(r), state.rounds).T
+            i, j = self._method.draw(self._federation, state.tensors["weights"], int(r), state.rounds).T
             which = now[i, j] & (np.minimum(t[i], t[j]) == r)
             drawn += [(int(r), *pair) for pair in np.stack([i[which], j[which]], axis=1).tolist()]
         if not drawn:

@@ -42,8 +42,8 @@ class SideBySide(CoBo):
         together = torch.kron(torch.eye(self.copies), torch.ones(size, size))
         return {name: tensor * together for name, tensor in super().start(federation).items()}
 
-    def draw(self, federation: Federation, round: int, rounds: int) -> NDArray[np.int64]:
-        pairs = super().draw(federation, round, rounds)
+    def draw(self, federation: Federation, W: Tensor, round: int, rounds: int) -> NDArray[np.int64]:
+        pairs = super().draw(federation, W, round, rounds)
         copy = pairs // (len(federation) // self.copies)
         inside: NDArray[np.int64] = pairs[copy[:, 0] == copy[:, 1]]
         return inside

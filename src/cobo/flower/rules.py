@@ -143,7 +143,9 @@ class Mixed(Alone):
 
     def ask(self, orders: Orders) -> Orders:
         state, names = self.state, self.remote.names
-        drawn = self.method.draw(self.remote, state.round, state.rounds) if state.round < state.rounds else self._pairs
+        drawn = self._pairs
+        if state.round < state.rounds:
+            drawn = self.method.draw(self.remote, state.tensors["weights"], state.round, state.rounds)
         self._pairs = drawn[np.isin(drawn, list(orders)).all(axis=1)]
         asked: Orders = {}
         for i, order in orders.items():

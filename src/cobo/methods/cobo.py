@@ -115,10 +115,9 @@ class CoBo(Method):
         return {"weights": W, "evidence": W.clone(), "signals": torch.zeros_like(W)}
 
     def gradients_per_round(self, federation: Federation, rounds: int) -> float:
-        """One of each client, and two for every pair that is asked."""
+        """One of each client, and two for every pair that is asked, as if W parted all at the switch."""
         n, symmetric = len(federation), self.pairs == "symmetric"
-        constants = Constants(self.rate, self.time_rate, self.switch)
-        asks = expected(self.sampling, rounds, n, constants, symmetric=symmetric)
+        asks = expected(self.sampling, rounds, n, self._constants(), symmetric=symmetric)
         asked = (asks[-1] - asks[self._first(rounds)]) / rounds
         pairs = n * (n - 1) / (1 + symmetric) + n * self.self_weight
         return float(n + 2 * pairs * asked * federation.cost(federation.places, self.batches).mean())
@@ -166,7 +165,7 @@ class CoBo(Method):
         state.tensors["evidence"] = self._domain.vertex(S.masked_fill(silent, -torch.inf), Y, moved & (heard > 0))
 
     def round(self, state: State, federation: Federation) -> list[str]:
-        pairs = self.draw(federation, state.round, state.rounds)
+        pairs = self.draw(federation, state.tensors["weights"], state.round, state.rounds)
         answer = federation.gradients(state.X, round=state.round, pairs=pairs, batches=self.batches, out=state.gradient)
         aside = ~federation.gather(answer.finite)
         names = set_aside(state, federation, ~aside)
@@ -195,18 +194,27 @@ class CoBo(Method):
         grown = min(1.0, round / (self.ramp * rounds)) if self.ramp else 1.0
         return lr * self.rho * grown
 
-    def draw(self, federation: Federation, round: int, rounds: int) -> NDArray[np.int64]:
+    def draw(self, federation: Federation, W: Tensor, round: int, rounds: int) -> NDArray[np.int64]:
         """The pairs asked in a round, none while all wait. The time of a pair is counted from when the later joined."""
         if round < self._first(rounds):
             return np.empty((0, 2), dtype=np.int64)
-        constants = Constants(self.rate, self.time_rate, self.switch)
+        tied = ((W > 0) | (W.T > 0)).numpy()
         since = np.maximum(federation.since[:, None], federation.since)
         age, n, symmetric = round - since, len(federation), self.pairs == "symmetric"
         if self.turns == "even":
-            asks = expected(self.sampling, rounds, n, constants, symmetric=symmetric)
+            of_parted, of_tied = (
+                expected(self.sampling, rounds, n, self._constants(tied=yes), symmetric=symmetric)
+                for yes in (False, True)
+            )
+            before, after = (np.where(tied, of_tied[t], of_parted[t]) for t in (age, age + 1))
             keys = federation.keys("pair")
-            return draw_evenly(keys, asks[age], asks[age + 1], symmetric=symmetric, with_self=self.self_weight)
-        return self._drawn(federation, round, SCHEDULES[self.sampling](age, rounds, n, constants))
+            return draw_evenly(keys, before, after, symmetric=symmetric, with_self=self.self_weight)
+        schedule = SCHEDULES[self.sampling]
+        of_parted, of_tied = (schedule(age, rounds, n, self._constants(tied=yes)) for yes in (False, True))
+        return self._drawn(federation, round, np.where(tied, of_tied, of_parted))
+
+    def _constants(self, *, tied: bool = False) -> Constants:
+        return Constants(self.rate, self.time_rate, self.switch, tied)
 
     def _first(self, rounds: int) -> int:
         """The round from which on pairs are asked; there is always one."""
