@@ -41,7 +41,7 @@ DEFAULTS = [*(f"cobo.{name}={CoBo.model_fields[name].default}" for name in PARTS
 VARIANTS: dict[str, dict[str, list[str]]] = {
     "cross-silo-small": {
         "the preset": [],
-        "one batch a question, eight times as many questions": ["cobo.ask=1", "cobo.rate=1.28", "cobo.time_rate=0.4"],
+        "one batch a question, eight times as many questions": ["cobo.ask=1", "cobo.rate=1.28", "cobo.time_rate=0.008"],
         "turns drawn one by one": ["cobo.turns=random"],
         "weights move slowly (gamma 0.05, the default)": ["cobo.gamma=0.05"],
         "no burst: the same gradients, evenly over all rounds": ["cobo.sampling=constant", "cobo.rate=0.0162"],
