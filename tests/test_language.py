@@ -642,16 +642,25 @@ def test_in_bfloat16_attention_is_by_plain_products_and_adapters_cast_nothing_tw
     looked, seen = [], []
     plain = attention.look_back
     monkeypatch.setattr(attention, "look_back", lambda *heads: (looked.append(1), plain(*heads))[1])
-    model = LanguageModel(tiny_gpt, dtype="bfloat16").adapters()()
+    half = LanguageModel(tiny_gpt, dtype="bfloat16")
+    for name, part in half.base.named_parameters():
+        if ".attn." in name:
+            part.data *= 20  # so that what attention does is far more than rounding
+    model = half.adapters()().eval()
     (reads,) = (part for name, part in model.named_modules() if name.endswith("c_attn.lora_A.default"))
     reads.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].dtype))
-    ids = torch.randint(300, (2, CONTEXT))
+    ids = torch.randint(300, (2, CONTEXT), generator=torch.Generator().manual_seed(0))
+    looked.clear()
     with torch.autocast("cpu", torch.bfloat16):
-        fast = model.eval()(ids).logits
+        fast = model(ids).logits
     assert (len(looked), seen) == (1, [torch.bfloat16])
     alone = model(ids).logits  # without autocast float32 adapters still fit
     assert seen[1:] == [torch.float32]
-    torch.testing.assert_close(fast.float(), alone.float(), rtol=0.1, atol=0.02)
+    model.base_model.model.set_attn_implementation("eager")  # that of transformers
+    theirs = model(ids).logits
+    assert len(looked) == 2
+    for ours in (fast, alone):
+        torch.testing.assert_close(ours.float(), theirs.float(), rtol=0.1, atol=0.02)
 
 
 def test_wrong_targets_get_one_clear_line(base):
@@ -761,6 +770,25 @@ def test_damaged_models_get_one_clear_line_and_their_code_never_runs(tiny_gpt, t
         LanguageModel(folder)
     assert "\n" not in str(caught.value)
     assert not (folder / "ran").exists()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_models_that_look_at_later_tokens_are_refused(tiny_gpt, tmp_path, dtype):
+    import transformers
+
+    from cobo.language import LanguageModel
+
+    config = transformers.BertConfig(
+        vocab_size=300, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    )
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tiny_gpt / name, tmp_path)
+    transformers.BertLMHeadModel(config).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="is no causal language model: it looks at later tokens"):
+        LanguageModel(tmp_path, dtype=dtype)
+    config.is_decoder = True  # the same numbers, and no token looks ahead
+    config.save_pretrained(tmp_path)
+    LanguageModel(tmp_path, dtype=dtype)
 
 
 def test_tokens_that_the_model_does_not_know_get_one_clear_line(base):

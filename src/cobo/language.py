@@ -66,6 +66,8 @@ class LanguageModel:
         self.base: nn.Module = base.requires_grad_(False)
         attention.use_it(base)
         base.config.use_cache = False  # keys and values of earlier tokens are of use only where text is made
+        if _looks_ahead(base):
+            raise ConfigError(f"{self.source!r} is no causal language model: it looks at later tokens; choose another")
 
     def client(
         self,
@@ -165,6 +167,21 @@ class LanguageModel:
             return adapted
 
         return make
+
+
+def _looks_ahead(model: Any) -> bool:
+    """Whether logits depend on later tokens: only then is there a gradient, however small, to the last of them."""
+    seen: list[torch.Tensor] = []
+
+    def leaf(layer: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+        seen.append(output.detach().requires_grad_())
+        return seen[0]
+
+    hook = model.get_input_embeddings().register_forward_hook(leaf)
+    earlier = model(torch.arange(1, 9)[None]).logits[:, :-1]
+    hook.remove()
+    (gradient,) = torch.autograd.grad(earlier.square().sum(), seen)
+    return bool(gradient[:, -1].any())
 
 
 def _cast_once(layer: Any, inputs: Any) -> None:
