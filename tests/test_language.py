@@ -564,12 +564,25 @@ def test_models_in_one_file_are_adapted_and_merged(tiny_gguf, tmp_path):
     assert merged.config.use_cache
 
 
-def test_a_torn_adapter_gets_one_clear_line(base, tmp_path):
+@pytest.mark.parametrize("how", ["torn", "lacking", "too much", "nonsense config"])
+@pytest.mark.filterwarnings("ignore:Found missing adapter keys")
+def test_a_torn_adapter_gets_one_clear_line(base, tmp_path, how):
+    from safetensors.torch import load_file, save_file
+
     from cobo.language import merge
 
-    trained(base, out=tmp_path / "run")
-    path = tmp_path / "run" / "adapters" / "north" / "adapter_model.safetensors"
-    path.write_bytes(path.read_bytes()[:-50])
+    base.adapters(rank=2)().save_pretrained(tmp_path / "north")
+    path = tmp_path / "north" / "adapter_model.safetensors"
+    held = load_file(path)
+    if how == "torn":
+        path.write_bytes(path.read_bytes()[:-50])
+    elif how == "lacking":
+        save_file(dict(list(held.items())[:2]), path)
+    elif how == "too much":  # as of a base with more layers
+        save_file(held | {k.replace("h.0.", "h.1."): v.clone() for k, v in held.items()}, path)
+    else:
+        config = path.with_name("adapter_config.json")
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"r": "x"}))
     with pytest.raises(ConfigError, match="does not fit") as caught:
         merge(path.parent, tmp_path / "merged")
     assert "\n" not in str(caught.value)
@@ -836,6 +849,16 @@ def test_without_the_extra_there_is_one_clear_line(tmp_path):
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert said == "language models need more packages; in cobo's clone: pip install '.[llm]'\n"
+
+
+def test_without_peft_alone_there_is_one_clear_line(base, tmp_path, monkeypatch):
+    from cobo.language import merge
+
+    base.adapters()().save_pretrained(tmp_path / "north")
+    monkeypatch.setitem(sys.modules, "peft", None)
+    for ask in (base.adapters, lambda: merge(tmp_path / "north", tmp_path / "merged")):
+        with pytest.raises(ConfigError, match=r"adapters need more packages; .* pip install '\.\[llm\]'"):
+            ask()
 
 
 def test_importing_cobo_imports_nothing_of_hugging_face():

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from rich.console import Console
 from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import nn
 
 from cobo import attention
@@ -219,12 +220,18 @@ def merge(adapter: str | Path, out: str | Path) -> None:
     if out.exists():
         raise ConfigError(f"{out} is already there; choose another folder to write to")
     base = LanguageModel(source)
-    from peft import PeftModel
-
     try:
-        merged: Any = PeftModel.from_pretrained(base.base, adapter).merge_and_unload()
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        from peft import PeftModel, get_peft_model_state_dict
+    except ImportError:
+        raise ConfigError("adapters need more packages; in cobo's clone: pip install '.[llm]'") from None
+    try:
+        adapted: Any = PeftModel.from_pretrained(base.base, adapter)
+        given = load_file(adapter / "adapter_model.safetensors").keys()
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"{adapter} does not fit {source!r}: {_reason(error)}") from None
+    if odd := sorted(given ^ get_peft_model_state_dict(adapted, save_embedding_layers=False).keys()):
+        raise ConfigError(f"{adapter} does not fit {source!r}: only one of them has {odd[0]}")
+    merged = adapted.merge_and_unload()
     merged.config.use_cache = True
     merged.hf_quantizer = None  # a GGUF file was unpacked when it was read; what is written is plain
     if hasattr(merged.config, "quantization_config"):
