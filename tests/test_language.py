@@ -832,6 +832,22 @@ def test_a_run_is_not_gone_on_with_on_another_base(base, tiny_gpt, tmp_path):
             trained(base, rounds=6, evaluate_every=3, out=tmp_path / "run", resume=True, model=model)
 
 
+def test_a_result_is_not_loaded_with_another_base(base, tiny_gpt, tmp_path):
+    from cobo.language import LanguageModel
+
+    trained(base, out=tmp_path / "run")
+    cobo.load(tmp_path / "run", model=base.adapters(rank=2)).save(tmp_path / "again")
+    other = LanguageModel(tiny_gpt)
+    other.base.get_input_embeddings().weight.data[0] += 1
+    for model in (other.adapters(rank=2), base.adapters(rank=2, alpha=64)):
+        for folder in (tmp_path / "run", tmp_path / "again"):
+            with pytest.raises(CheckpointError, match=r"was trained with: its base, dtype, alpha or dropout is another"):
+                cobo.load(folder, model=model)
+    path = tmp_path / "run" / "result.json"  # as it was written before there was a checksum
+    path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "base"}))
+    cobo.load(tmp_path / "run", model=other.adapters(rank=2))
+
+
 def test_a_loaded_result_has_one_base(base, tmp_path):
     trained(base, out=tmp_path / "run")
     loaded = cobo.load(tmp_path / "run", model=base.adapters(rank=2)())
