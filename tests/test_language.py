@@ -19,6 +19,7 @@ from test_cli import run
 from torch import nn
 
 import cobo
+from cobo import cli
 from cobo.compute.task import PADDING, Task
 from cobo.data import libreoffice_help, text, tokens
 from cobo.errors import CheckpointError, ConfigError, DataError
@@ -841,7 +842,9 @@ def test_a_result_is_not_loaded_with_another_base(base, tiny_gpt, tmp_path):
     other.base.get_input_embeddings().weight.data[0] += 1
     for model in (other.adapters(rank=2), base.adapters(rank=2, alpha=64)):
         for folder in (tmp_path / "run", tmp_path / "again"):
-            with pytest.raises(CheckpointError, match=r"was trained with: its base, dtype, alpha or dropout is another"):
+            with pytest.raises(
+                CheckpointError, match=r"was trained with: its base, dtype, alpha or dropout is another"
+            ):
                 cobo.load(folder, model=model)
     path = tmp_path / "run" / "result.json"  # as it was written before there was a checksum
     path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "base"}))
@@ -964,6 +967,17 @@ def test_methods_of_groups_refuse_with_the_reason(method, tiny_gpt):
         ConfigError, match=f"{method} gives every client the model of one group, and languages are in no"
     ):
         small(tiny_gpt).method(method)
+
+
+def test_what_is_left_out_has_its_own_reason(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["cobo", "compare", "language", "--set", "model=./nowhere"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    *left, _ = capsys.readouterr().err.splitlines()
+    assert [line.split(" gives")[0] for line in left] == [
+        f"language: {m} left out: {m}" for m in ("ifca", "fc", "oracle")
+    ]
+    assert all("languages are in no groups" in line for line in left)
 
 
 def test_clients_never_train_on_what_judges_them(tiny_gpt, texts):

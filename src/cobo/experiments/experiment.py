@@ -52,7 +52,7 @@ class Experiment(Training):
     target_perplexity: float | None = Field(default=None, ge=1)
     threads: int | None = Field(default=None, ge=1)  # of torch; small models are faster, and better company, with one
     without: tuple[str, ...] = ()  # clients who take no part
-    leave_out: tuple[str, ...] = ()  # methods that run only when they are named, as they cost much more than the others
+    leave_out: tuple[str, ...] = ()  # methods that `all` does not mean: they cost much more, or cannot be run here
     methods: dict[str, dict[str, Any]] = Field(default_factory=dict)
     search: dict[str, dict[str, Range | list[Any]]] = Field(default_factory=dict)  # where `cobo tune` looks, by method
 
