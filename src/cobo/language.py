@@ -22,7 +22,6 @@ from cobo.federation import Client
 from cobo.federation.windows import Windows
 
 TEST = 0.1
-PATIENCE = 10  # seconds for an answer of the hub
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -45,7 +44,7 @@ class LanguageModel:
             raise ConfigError("language models need more packages; in cobo's clone: pip install '.[llm]'") from None
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         options["trust_remote_code"] = False
-        alone = not Path(place).is_dir() and not _hub_answers(place)
+        alone = not Path(place).is_dir() and not text.hub_answers(place, "model")
         options["local_files_only"] = alone
         try:
             self.tokenizer = AutoTokenizer.from_pretrained(place, **options)
@@ -282,20 +281,6 @@ def _unpacked(options: Mapping[str, Any]) -> dict[str, Any]:
     if "gguf_file" not in options or not hasattr(transformers, "GgufConfig"):
         return {}
     return {"quantization_config": transformers.GgufConfig(dequantize=True)}
-
-
-def _hub_answers(name: str) -> bool:
-    """Asked once: transformers would ask for minutes where there is no network, and only then look into its cache."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError
-
-    try:
-        HfApi().model_info(name, timeout=PATIENCE)
-    except HfHubHTTPError:  # also no is an answer
-        return True
-    except Exception:  # of whichever client the hub's own package uses
-        return False
-    return True
 
 
 def _packaged(name: str) -> Path:

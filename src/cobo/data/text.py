@@ -12,6 +12,7 @@ COLUMN = "text"
 TABLES = (".parquet", ".arrow", ".jsonl")
 KINDS = (*TABLES, ".json", ".txt")
 ABOUT = ("dataset_info.json", "dataset_dict.json", "dataset_infos.json", "state.json")  # not texts, but about them
+PATIENCE = 10  # seconds for an answer of the hub
 FARTHEST = 0.1  # by which a part of a text may be larger than was asked for, because documents are not cut
 
 
@@ -151,12 +152,28 @@ def _from_hub(name: str) -> Path:
     owner, *rest = name.split("/")
     name, part = "/".join([owner, *rest[:1]]), "/".join(rest[1:])
     wanted = [f"{part}/*{kind}" if part else f"*{kind}" for kind in KINDS]
+    alone = not hub_answers(name, "dataset")
     try:
-        folder = snapshot_download(name, repo_type="dataset", allow_patterns=wanted)
+        folder = snapshot_download(name, repo_type="dataset", allow_patterns=wanted, local_files_only=alone)
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError, HTTPError) as error:
-        reason = " ".join(str(error).split())[:200]
+        nowhere = alone and isinstance(error, LocalEntryNotFoundError)
+        reason = "it cannot be reached" if nowhere else " ".join(str(error).split())[:200]
         raise DataError(
             f"hf:{name} cannot be had from the Hugging Face hub: {reason}; download it where there is a network and "
             "give its folder"
         ) from None
     return Path(folder) / part
+
+
+def hub_answers(name: str, kind: str) -> bool:
+    """Asked once: its own packages would ask for minutes where nobody answers, and only then look into their cache."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        HfApi().repo_info(name, repo_type=kind, timeout=PATIENCE)
+    except HfHubHTTPError:  # also no is an answer
+        return True
+    except Exception:  # of whichever client the hub's own package uses
+        return False
+    return True
