@@ -205,6 +205,8 @@ def test_texts_are_divided_between_documents():
         DataError, match="1 of 2 documents would be 70% of the text, not 10%, and documents are not cut"
     ):
         text.divided(["a" * 30, "b" * 70], 0.1)
+    with pytest.raises(DataError, match=r"would be 70% of the text, not 0\.5%"):
+        text.divided(["a" * 30, "b" * 70], 0.005)
 
 
 # Tokens
@@ -1119,6 +1121,18 @@ def test_the_experiment_hands_its_settings_on(tiny_gpt, texts):
     assert model.base_model.model.is_gradient_checkpointing
     assert {len(client.test.tokens) for client in parts.clients} == {20}
     assert {p.dtype for p in model.parameters() if not p.requires_grad} == {torch.bfloat16}
+
+
+def test_a_text_of_one_line_is_too_little(tiny_gpt, tmp_path, monkeypatch, capsys):
+    (tmp_path / "a.txt").write_text("one line\n")
+    settings = (f"model={tiny_gpt}", f"context={CONTEXT}", f'texts={{a="{tmp_path / "a.txt"}"}}')
+    changes = [part for setting in settings for part in ("--set", setting)]
+    monkeypatch.setattr(sys, "argv", ["cobo", "run", "language-small", *changes, "--out", str(tmp_path / "run")])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 2
+    line = "cobo: client 'a': there is only one line of text, or one document, and that is not cut; give more\n"
+    assert capsys.readouterr().err == line
 
 
 def test_a_missing_corpus_says_what_to_do(tiny_gpt):

@@ -56,6 +56,8 @@ def divided(texts: Sequence[str], share: float) -> Divided:
     >>> divided(["aaaa", "bb", "cc", "dd"], 0.2)
     Divided(train=['aaaa', 'bb', 'cc'], test=['dd'])
     """
+    if len(texts) == 1:
+        raise DataError("there is only one line of text, or one document, and that is not cut; give more")
     whole = sum(len(text) for text in texts)
     taken, cut = 0, len(texts)
     while cut > 0 and taken < share * whole:
@@ -63,9 +65,9 @@ def divided(texts: Sequence[str], share: float) -> Divided:
         taken += len(texts[cut])
     if taken > (share + FARTHEST) * whole:
         raise DataError(
-            f"{len(texts) - cut} of {len(texts)} documents would be {taken / whole:.0%} of the text, not {share:.0%}, "
-            "and documents are not cut; ask for a larger share, separate documents by blank lines, or have no blank "
-            "line at all (then every line is one)"
+            f"{len(texts) - cut} of {len(texts)} documents would be {100 * taken / whole:.3g}% of the text, not "
+            f"{100 * share:.3g}%, and documents are not cut; ask for a larger share, separate documents by blank "
+            "lines, or have no blank line at all (then every line is one)"
         )
     return Divided(list(texts[:cut]), list(texts[cut:]))
 
