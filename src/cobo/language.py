@@ -4,8 +4,10 @@ import copy
 import json
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
 from importlib.util import find_spec
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,6 +42,9 @@ class LanguageModel:
         try:
             from transformers import AutoModelForCausalLM, AutoTokenizer
             from transformers.utils import logging
+
+            if "gguf_file" in options:
+                import_module("gguf")
         except ImportError:
             raise ConfigError("language models need more packages; in cobo's clone: pip install '.[llm]'") from None
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -87,15 +92,15 @@ class LanguageModel:
         are not looked at. It trains on the first `limit` tokens of the rest, and is judged by the first `judge_limit`,
         if there are more.
         """
+        for setting, most in {"context": context, "limit": limit, "judge_limit": judge_limit}.items():
+            if most is not None and not (isinstance(most, Integral) and most >= 1):
+                raise ConfigError(f"{setting} = {most!r} should be 1 or more whole tokens")
         longest = getattr(self.base.config, "max_position_embeddings", None)
         if longest is not None and context > longest:
             raise ConfigError(f"context = {context} is more than the {longest} tokens that {self.source!r} can look at")
         for setting, value in {"test": test, "validation": validation}.items():
             if isinstance(value, (int, float)) and not (0 < value < 1 or (value == 0 and setting == "validation")):
                 raise ConfigError(f"{setting} = {value} should be a share of the text between 0 and 1")
-        for setting, most in {"limit": limit, "judge_limit": judge_limit}.items():
-            if most is not None and most < 1:
-                raise ConfigError(f"{setting} = {most} should be 1 or more tokens")
         try:
             rest, judged = _parts(source, test)
             if validation:
@@ -122,7 +127,7 @@ class LanguageModel:
         rank: int = 4,
         alpha: int | None = None,
         dropout: float = 0.0,
-        targets: Sequence[str] | Literal["all-linear"] = "all-linear",
+        targets: str | Sequence[str] = "all-linear",
         checkpointing: bool = False,
     ) -> Callable[[], nn.Module]:
         """A function that makes the model with fresh adapters on the layers whose names end with one of `targets`.
@@ -142,6 +147,11 @@ class LanguageModel:
             raise ConfigError(
                 f"rank = {rank}, alpha = {alpha} and dropout = {dropout} should be at least 1, at least 1 and in [0, 1)"
             )
+
+        if not targets:
+            raise ConfigError("targets names no layer; it should be 'all-linear' or names of linear layers")
+        if isinstance(targets, str) and targets != "all-linear":
+            targets = (targets,)
 
         def make() -> nn.Module:
             constants = [*self.base.parameters(), *self.base.buffers()]
@@ -253,7 +263,7 @@ def _parts(source: Any, test: Any) -> text.Divided:
 def _documents(source: Any) -> text.Divided:
     if isinstance(source, (str, Path)):
         return text.documents(source)
-    found = list(source)
+    found = list(source) if isinstance(source, Iterable) else [source]
     if not all(isinstance(document, str) for document in found):
         raise DataError("its text should be a file, a data set, or a list of strings")
     return text.Divided(found, [])
@@ -261,6 +271,8 @@ def _documents(source: Any) -> text.Divided:
 
 def _place(source: str) -> tuple[str, dict[str, Any], str]:
     """Where transformers looks, and how (a GGUF file is named by its folder and itself); and a name for good."""
+    if not source.strip():  # which as a path is the folder that one is in
+        raise ConfigError("language model '' has no name; it should be a name on the hub, a folder, or a GGUF file")
     path = _packaged(source[8:]) if source.startswith("package:") else Path(source).expanduser()
     name = source if source.startswith("package:") else str(path.resolve())
     if path.suffix == ".gguf":
@@ -268,6 +280,8 @@ def _place(source: str) -> tuple[str, dict[str, Any], str]:
             raise ConfigError(f"language model {source!r} is no file that is there")
         return str(path.parent), {"gguf_file": path.name}, name
     if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ConfigError(f"language model {source!r} is a folder without a model (config.json); give another")
         return str(path), {}, name
     if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", source):
         raise ConfigError(f"language model {source!r} is no folder that is there, nor NAME or OWNER/NAME on the hub")

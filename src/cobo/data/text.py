@@ -32,8 +32,16 @@ def documents(source: str | Path) -> Divided:
     called train and test, these are what they are called; others (validation) are not read then. A document that ends
     with a newline goes on with the next; others end.
     """
+    if not str(source).strip():  # which as a path is the folder that one is in
+        raise DataError(
+            "its text is an empty string; it should be a text file, a folder of a data set, or hf:OWNER/NAME"
+        )
     path = _from_hub(str(source)[3:]) if str(source).startswith("hf:") else Path(source).expanduser()
-    if path.is_dir():
+    try:
+        is_folder = path.is_dir()
+    except OSError as error:  # such as a text, too long for a name
+        raise DataError(f"{str(source)[:40]!r}...: {error.strerror}; text itself goes into a list of strings") from None
+    if is_folder:
         files = _files(path)
         if not files:
             raise DataError(f"{source} is a folder without texts; it should have files {', '.join(KINDS)}")

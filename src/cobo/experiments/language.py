@@ -39,7 +39,7 @@ class Language(Experiment):
     rank: int = Field(default=4, ge=1)
     alpha: int | None = Field(default=None, ge=1)
     dropout: float = Field(default=0.1, ge=0, lt=1)
-    targets: tuple[str, ...] | Literal["all-linear"] = "all-linear"
+    targets: str | tuple[str, ...] = "all-linear"
     checkpointing: bool = False
 
     def method(self, name: str) -> Method:
