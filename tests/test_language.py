@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from test_cli import run
+from test_compare import Silent
 from torch import nn
 
 import cobo
@@ -25,7 +26,7 @@ from cobo import cli
 from cobo.compute.task import PADDING, Task
 from cobo.data import libreoffice_help, text, tokens
 from cobo.errors import CheckpointError, ConfigError, DataError
-from cobo.experiments import EXPERIMENTS, load_experiment
+from cobo.experiments import EXPERIMENTS, load_experiment, tune
 from cobo.experiments.language import LANGUAGES, pretrained
 from cobo.federation.windows import Windows
 
@@ -1118,7 +1119,7 @@ def numbered(texts: Path) -> None:
         path.write_text("".join(f"<{k}> {line}\n" for k, line in enumerate(lines)))
 
 
-@pytest.mark.parametrize("share", ["0.03", "0.1", "0.15"])
+@pytest.mark.parametrize("share", ["0.03", "0.1", "0.15", "0.3"])
 def test_a_search_never_sees_what_a_comparison_tests_by(tiny_gpt, texts, share):
     numbered(texts)
     settings = ("test_share=0.1", "tokens=100000")
@@ -1135,6 +1136,12 @@ def test_a_search_never_sees_what_a_comparison_tests_by(tiny_gpt, texts, share):
         assert not tested & judged
         assert not trained & (tested | judged)
         assert lines(reported.train) == trained | judged
+
+
+@pytest.mark.parametrize(("share", "said"), [("validation_share=0.3", "30%"), ("test_share=0.125", "12.5%")])
+def test_a_search_says_by_how_much_it_judged(tiny_gpt, texts, tmp_path, share, said):
+    tune.tune(small(tiny_gpt, share, "rounds=1"), ["local"], 1, 1, tmp_path / "search", Silent())
+    assert f"1 rounds, judged by {said} of the training samples" in (tmp_path / "search" / "tuned.toml").read_text()
 
 
 def test_other_texts_than_the_four_languages(tiny_gpt, tmp_path, texts):

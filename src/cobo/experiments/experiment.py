@@ -92,9 +92,13 @@ class Experiment(Training):
     def build(self, seed: int, *, validation: float = 0.0) -> Parts:
         """The clients and the model; all that is random follows from the seed.
 
-        With `validation`, that share of the training samples judges the clients, none of which trains on it; test
-        samples are not looked at.
+        With `validation`, that share of the training samples (or what `judged_by` makes of it) judges the clients, none
+        of which trains on it; test samples are not looked at.
         """
+
+    def judged_by(self, share: float) -> float:
+        """The share of the training samples that judges where a search asks for `share`."""
+        return share
 
     def method(self, name: str) -> Method:
         """A method with the settings that this experiment gives it."""
