@@ -27,9 +27,11 @@ def test_in_bfloat16_on_a_cpu_there_is_no_kernel_and_elsewhere_there_is(options,
     kernel = F.scaled_dot_product_attention
     monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **o: (asked.append(1), kernel(*a, **o))[1])
 
+    module = torch.nn.Module()
+
     def attend(*heads, mask=None, **changes):
         asked.clear()
-        found, _ = attention.attend(torch.nn.Module(), *heads, mask, scaling=0.5, **{**options, **changes})
+        found, _ = attention.attend(module, *heads, mask, scaling=0.5, **{**options, **changes})
         assert found.shape == (1, 5, 2, 4)
         return bool(asked)
 
@@ -40,6 +42,9 @@ def test_in_bfloat16_on_a_cpu_there_is_no_kernel_and_elsewhere_there_is(options,
     assert attend(q, k, v)
     assert attend(*half, mask=torch.ones(1, 1, 5, 5, dtype=torch.bool))
     assert attend(*half, is_causal=False)
+    module.is_causal = False  # what is asked for goes before what the module says of itself
+    assert attend(*half)
+    assert not attend(*half, is_causal=True)
 
 
 def test_dropped_weights_follow_the_generator():

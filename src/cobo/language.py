@@ -4,14 +4,17 @@ import copy
 import json
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
 from importlib.util import find_spec
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from rich.console import Console
 from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import nn
 
 from cobo import attention
@@ -21,7 +24,6 @@ from cobo.federation import Client
 from cobo.federation.windows import Windows
 
 TEST = 0.1
-PATIENCE = 10  # seconds for an answer of the hub
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -40,11 +42,14 @@ class LanguageModel:
         try:
             from transformers import AutoModelForCausalLM, AutoTokenizer
             from transformers.utils import logging
+
+            if "gguf_file" in options:
+                import_module("gguf")
         except ImportError:
             raise ConfigError("language models need more packages; in cobo's clone: pip install '.[llm]'") from None
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         options["trust_remote_code"] = False
-        alone = not Path(place).is_dir() and not _hub_answers(place)
+        alone = not Path(place).is_dir() and not text.hub_answers(place, "model")
         options["local_files_only"] = alone
         try:
             self.tokenizer = AutoTokenizer.from_pretrained(place, **options)
@@ -66,6 +71,8 @@ class LanguageModel:
         self.base: nn.Module = base.requires_grad_(False)
         attention.use_it(base)
         base.config.use_cache = False  # keys and values of earlier tokens are of use only where text is made
+        if _looks_ahead(base):
+            raise ConfigError(f"{self.source!r} is no causal language model: it looks at later tokens; choose another")
 
     def client(
         self,
@@ -85,15 +92,15 @@ class LanguageModel:
         are not looked at. It trains on the first `limit` tokens of the rest, and is judged by the first `judge_limit`,
         if there are more.
         """
+        for setting, most in {"context": context, "limit": limit, "judge_limit": judge_limit}.items():
+            if most is not None and not (isinstance(most, Integral) and most >= 1):
+                raise ConfigError(f"{setting} = {most!r} should be 1 or more whole tokens")
         longest = getattr(self.base.config, "max_position_embeddings", None)
         if longest is not None and context > longest:
             raise ConfigError(f"context = {context} is more than the {longest} tokens that {self.source!r} can look at")
         for setting, value in {"test": test, "validation": validation}.items():
             if isinstance(value, (int, float)) and not (0 < value < 1 or (value == 0 and setting == "validation")):
                 raise ConfigError(f"{setting} = {value} should be a share of the text between 0 and 1")
-        for setting, most in {"limit": limit, "judge_limit": judge_limit}.items():
-            if most is not None and most < 1:
-                raise ConfigError(f"{setting} = {most} should be 1 or more tokens")
         try:
             rest, judged = _parts(source, test)
             if validation:
@@ -120,7 +127,7 @@ class LanguageModel:
         rank: int = 4,
         alpha: int | None = None,
         dropout: float = 0.0,
-        targets: Sequence[str] | Literal["all-linear"] = "all-linear",
+        targets: str | Sequence[str] = "all-linear",
         checkpointing: bool = False,
     ) -> Callable[[], nn.Module]:
         """A function that makes the model with fresh adapters on the layers whose names end with one of `targets`.
@@ -140,6 +147,11 @@ class LanguageModel:
             raise ConfigError(
                 f"rank = {rank}, alpha = {alpha} and dropout = {dropout} should be at least 1, at least 1 and in [0, 1)"
             )
+
+        if not targets:
+            raise ConfigError("targets names no layer; it should be 'all-linear' or names of linear layers")
+        if isinstance(targets, str) and targets != "all-linear":
+            targets = (targets,)
 
         def make() -> nn.Module:
             constants = [*self.base.parameters(), *self.base.buffers()]
@@ -165,6 +177,21 @@ class LanguageModel:
             return adapted
 
         return make
+
+
+def _looks_ahead(model: Any) -> bool:
+    """Whether logits depend on later tokens: only then is there a gradient, however small, to the last of them."""
+    seen: list[torch.Tensor] = []
+
+    def leaf(layer: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+        seen.append(output.detach().requires_grad_())
+        return seen[0]
+
+    hook = model.get_input_embeddings().register_forward_hook(leaf)
+    earlier = model(torch.arange(1, 9)[None]).logits[:, :-1]
+    hook.remove()
+    (gradient,) = torch.autograd.grad(earlier.square().sum(), seen)
+    return bool(gradient[:, -1].any())
 
 
 def _cast_once(layer: Any, inputs: Any) -> None:
@@ -202,12 +229,18 @@ def merge(adapter: str | Path, out: str | Path) -> None:
     if out.exists():
         raise ConfigError(f"{out} is already there; choose another folder to write to")
     base = LanguageModel(source)
-    from peft import PeftModel
-
     try:
-        merged: Any = PeftModel.from_pretrained(base.base, adapter).merge_and_unload()
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        from peft import PeftModel, get_peft_model_state_dict
+    except ImportError:
+        raise ConfigError("adapters need more packages; in cobo's clone: pip install '.[llm]'") from None
+    try:
+        adapted: Any = PeftModel.from_pretrained(base.base, adapter)
+        given = load_file(adapter / "adapter_model.safetensors").keys()
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"{adapter} does not fit {source!r}: {_reason(error)}") from None
+    if odd := sorted(given ^ get_peft_model_state_dict(adapted, save_embedding_layers=False).keys()):
+        raise ConfigError(f"{adapter} does not fit {source!r}: only one of them has {odd[0]}")
+    merged = adapted.merge_and_unload()
     merged.config.use_cache = True
     merged.hf_quantizer = None  # a GGUF file was unpacked when it was read; what is written is plain
     if hasattr(merged.config, "quantization_config"):
@@ -230,7 +263,7 @@ def _parts(source: Any, test: Any) -> text.Divided:
 def _documents(source: Any) -> text.Divided:
     if isinstance(source, (str, Path)):
         return text.documents(source)
-    found = list(source)
+    found = list(source) if isinstance(source, Iterable) else [source]
     if not all(isinstance(document, str) for document in found):
         raise DataError("its text should be a file, a data set, or a list of strings")
     return text.Divided(found, [])
@@ -238,6 +271,8 @@ def _documents(source: Any) -> text.Divided:
 
 def _place(source: str) -> tuple[str, dict[str, Any], str]:
     """Where transformers looks, and how (a GGUF file is named by its folder and itself); and a name for good."""
+    if not source.strip():  # which as a path is the folder that one is in
+        raise ConfigError("language model '' has no name; it should be a name on the hub, a folder, or a GGUF file")
     path = _packaged(source[8:]) if source.startswith("package:") else Path(source).expanduser()
     name = source if source.startswith("package:") else str(path.resolve())
     if path.suffix == ".gguf":
@@ -245,6 +280,8 @@ def _place(source: str) -> tuple[str, dict[str, Any], str]:
             raise ConfigError(f"language model {source!r} is no file that is there")
         return str(path.parent), {"gguf_file": path.name}, name
     if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ConfigError(f"language model {source!r} is a folder without a model (config.json); give another")
         return str(path), {}, name
     if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", source):
         raise ConfigError(f"language model {source!r} is no folder that is there, nor NAME or OWNER/NAME on the hub")
@@ -258,20 +295,6 @@ def _unpacked(options: Mapping[str, Any]) -> dict[str, Any]:
     if "gguf_file" not in options or not hasattr(transformers, "GgufConfig"):
         return {}
     return {"quantization_config": transformers.GgufConfig(dequantize=True)}
-
-
-def _hub_answers(name: str) -> bool:
-    """Asked once: transformers would ask for minutes where there is no network, and only then look into its cache."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError
-
-    try:
-        HfApi().model_info(name, timeout=PATIENCE)
-    except HfHubHTTPError:  # also no is an answer
-        return True
-    except Exception:  # of whichever client the hub's own package uses
-        return False
-    return True
 
 
 def _packaged(name: str) -> Path:

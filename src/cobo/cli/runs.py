@@ -232,8 +232,16 @@ def _wanted(methods: str, experiment: Experiment, tuned: str | None = None) -> l
     wanted = list(METHODS) if methods == "all" else list(dict.fromkeys(m.strip() for m in methods.split(",")))
     if methods == "all" and experiment.leave_out:
         wanted = [method for method in wanted if method not in experiment.leave_out]
-        left_out = ", ".join(experiment.leave_out)
-        sys.stderr.write(f"{experiment.experiment}: {left_out} left out, as it costs far more; name it to run it\n")
+        costly = []
+        for method in experiment.leave_out:
+            try:
+                experiment.method(method)
+                costly.append(method)
+            except ConfigError as error:  # it could not be run if it were named, either
+                sys.stderr.write(f"{experiment.experiment}: {method} left out: {error}\n")
+        if costly:
+            names = ", ".join(costly)
+            sys.stderr.write(f"{experiment.experiment}: {names} left out, as it costs far more; name it to run it\n")
     for method in wanted:
         experiment.method(method)
         if tuned is not None and method not in experiment.methods:

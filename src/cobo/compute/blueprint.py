@@ -88,16 +88,7 @@ class Blueprint:
 
     @cached_property
     def base(self) -> str | None:
-        """A checksum of what is not trained and, of adapters, of how they act on it; None if all is trained."""
-        if not self.frozen:
-            return None
-        digest = hashlib.blake2b(digest_size=16)
-        for part in self.module.parameters():
-            if not part.requires_grad:
-                digest.update(part.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-        for name, config in getattr(self.module, "peft_config", {}).items():
-            digest.update(f"{name} {config.lora_alpha} {config.lora_dropout}".encode())
-        return digest.hexdigest()
+        return checksum(self.module)
 
     def loss(self, module: nn.Module, batch: Any) -> Tensor:
         """The scalar whose gradient trains the module; float32 also where the layers compute in bfloat16."""
@@ -234,6 +225,19 @@ class Blueprint:
         mine = {id(p) for p in self.parameters}
         names = {n for n, p in self.module.named_parameters(remove_duplicate=False) if id(p) in mine}
         return {name: t for name, t in state.items() if name in names or name in self.buffers}
+
+
+def checksum(module: nn.Module) -> str | None:
+    """Of what is not trained and, of adapters, of how they act on it; None if all is trained."""
+    frozen = [p for p in module.parameters() if not p.requires_grad]
+    if not frozen:
+        return None
+    digest = hashlib.blake2b(digest_size=16)
+    for part in frozen:
+        digest.update(part.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    for name, config in getattr(module, "peft_config", {}).items():
+        digest.update(f"{name} {config.lora_alpha} {config.lora_dropout}".encode())
+    return digest.hexdigest()
 
 
 def average_buffers(rows: Buffers, asked: NDArray[np.int64], present: NDArray[np.int64]) -> None:

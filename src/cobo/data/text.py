@@ -12,6 +12,7 @@ COLUMN = "text"
 TABLES = (".parquet", ".arrow", ".jsonl")
 KINDS = (*TABLES, ".json", ".txt")
 ABOUT = ("dataset_info.json", "dataset_dict.json", "dataset_infos.json", "state.json")  # not texts, but about them
+PATIENCE = 10  # seconds for an answer of the hub
 FARTHEST = 0.1  # by which a part of a text may be larger than was asked for, because documents are not cut
 
 
@@ -31,8 +32,16 @@ def documents(source: str | Path) -> Divided:
     called train and test, these are what they are called; others (validation) are not read then. A document that ends
     with a newline goes on with the next; others end.
     """
+    if not str(source).strip():  # which as a path is the folder that one is in
+        raise DataError(
+            "its text is an empty string; it should be a text file, a folder of a data set, or hf:OWNER/NAME"
+        )
     path = _from_hub(str(source)[3:]) if str(source).startswith("hf:") else Path(source).expanduser()
-    if path.is_dir():
+    try:
+        is_folder = path.is_dir()
+    except OSError as error:  # such as a text, too long for a name
+        raise DataError(f"{str(source)[:40]!r}...: {error.strerror}; text itself goes into a list of strings") from None
+    if is_folder:
         files = _files(path)
         if not files:
             raise DataError(f"{source} is a folder without texts; it should have files {', '.join(KINDS)}")
@@ -55,6 +64,8 @@ def divided(texts: Sequence[str], share: float) -> Divided:
     >>> divided(["aaaa", "bb", "cc", "dd"], 0.2)
     Divided(train=['aaaa', 'bb', 'cc'], test=['dd'])
     """
+    if len(texts) == 1:
+        raise DataError("there is only one line of text, or one document, and that is not cut; give more")
     whole = sum(len(text) for text in texts)
     taken, cut = 0, len(texts)
     while cut > 0 and taken < share * whole:
@@ -62,9 +73,9 @@ def divided(texts: Sequence[str], share: float) -> Divided:
         taken += len(texts[cut])
     if taken > (share + FARTHEST) * whole:
         raise DataError(
-            f"{len(texts) - cut} of {len(texts)} documents would be {taken / whole:.0%} of the text, not {share:.0%}, "
-            "and documents are not cut; ask for a larger share, separate documents by blank lines, or have no blank "
-            "line at all (then every line is one)"
+            f"{len(texts) - cut} of {len(texts)} documents would be {100 * taken / whole:.3g}% of the text, not "
+            f"{100 * share:.3g}%, and documents are not cut; ask for a larger share, separate documents by blank "
+            "lines, or have no blank line at all (then every line is one)"
         )
     return Divided(list(texts[:cut]), list(texts[cut:]))
 
@@ -151,12 +162,28 @@ def _from_hub(name: str) -> Path:
     owner, *rest = name.split("/")
     name, part = "/".join([owner, *rest[:1]]), "/".join(rest[1:])
     wanted = [f"{part}/*{kind}" if part else f"*{kind}" for kind in KINDS]
+    alone = not hub_answers(name, "dataset")
     try:
-        folder = snapshot_download(name, repo_type="dataset", allow_patterns=wanted)
+        folder = snapshot_download(name, repo_type="dataset", allow_patterns=wanted, local_files_only=alone)
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError, HTTPError) as error:
-        reason = " ".join(str(error).split())[:200]
+        nowhere = alone and isinstance(error, LocalEntryNotFoundError)
+        reason = "it cannot be reached" if nowhere else " ".join(str(error).split())[:200]
         raise DataError(
             f"hf:{name} cannot be had from the Hugging Face hub: {reason}; download it where there is a network and "
             "give its folder"
         ) from None
     return Path(folder) / part
+
+
+def hub_answers(name: str, kind: str) -> bool:
+    """Asked once: its own packages would ask for minutes where nobody answers, and only then look into their cache."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        HfApi().repo_info(name, repo_type=kind, timeout=PATIENCE)
+    except HfHubHTTPError:  # also no is an answer
+        return True
+    except Exception:  # of whichever client the hub's own package uses
+        return False
+    return True

@@ -52,7 +52,7 @@ class Experiment(Training):
     target_perplexity: float | None = Field(default=None, ge=1)
     threads: int | None = Field(default=None, ge=1)  # of torch; small models are faster, and better company, with one
     without: tuple[str, ...] = ()  # clients who take no part
-    leave_out: tuple[str, ...] = ()  # methods that run only when they are named, as they cost much more than the others
+    leave_out: tuple[str, ...] = ()  # methods that `all` does not mean: they cost much more, or cannot be run here
     methods: dict[str, dict[str, Any]] = Field(default_factory=dict)
     search: dict[str, dict[str, Range | list[Any]]] = Field(default_factory=dict)  # where `cobo tune` looks, by method
 
@@ -92,9 +92,13 @@ class Experiment(Training):
     def build(self, seed: int, *, validation: float = 0.0) -> Parts:
         """The clients and the model; all that is random follows from the seed.
 
-        With `validation`, that share of the training samples judges the clients, none of which trains on it; test
-        samples are not looked at.
+        With `validation`, that share of the training samples (or what `judged_by` makes of it) judges the clients, none
+        of which trains on it; test samples are not looked at.
         """
+
+    def judged_by(self, share: float) -> float:
+        """The share of the training samples that judges where a search asks for `share`."""
+        return share
 
     def method(self, name: str) -> Method:
         """A method with the settings that this experiment gives it."""

@@ -39,7 +39,7 @@ class Language(Experiment):
     rank: int = Field(default=4, ge=1)
     alpha: int | None = Field(default=None, ge=1)
     dropout: float = Field(default=0.1, ge=0, lt=1)
-    targets: tuple[str, ...] | Literal["all-linear"] = "all-linear"
+    targets: str | tuple[str, ...] = "all-linear"
     checkpointing: bool = False
 
     def method(self, name: str) -> Method:
@@ -50,6 +50,9 @@ class Language(Experiment):
             )
         return super().method(name)
 
+    def judged_by(self, share: float) -> float:
+        return self.validation_share or min(share, self.test_share)
+
     def build(self, seed: int, *, validation: float = 0.0) -> Parts:
         base = pretrained(self.model, resolved(self.precision, self.device))
         sources: Mapping[str, str | list[str]] = self.texts or {
@@ -58,7 +61,7 @@ class Language(Experiment):
         sizes: dict[str, Any] = {
             "context": self.context,
             "test": self.test_share,
-            "validation": min(validation, self.validation_share or self.test_share),
+            "validation": self.judged_by(validation) if validation else 0.0,
             "limit": self.tokens,
             "judge_limit": self.judge_tokens,
         }

@@ -251,10 +251,10 @@ def _check_point(folder: Path, method: str, line: dict[str, Any], point: Point) 
 
 
 def _as_toml(experiment: Experiment, folder: Path, trials: int, seeds: int, among: Path | None) -> str:
-    last = FIRST_SEED + seeds - 1
+    last, share = FIRST_SEED + seeds - 1, 100 * experiment.judged_by(VALIDATION)
     text = (
         f"# Best of {trials} trials of each method for {experiment.experiment}, {experiment.rounds} rounds, judged by "
-        f"{VALIDATION:.0%} of the training samples\n# on which nobody trained, with seeds {FIRST_SEED} to {last}.\n"
+        f"{share:.3g}% of the training samples\n# on which nobody trained, with seeds {FIRST_SEED} to {last}.\n"
     )
     if among is not None:
         text += "# These were the best of an earlier search.\n"

@@ -162,5 +162,6 @@ def _result(run: Run) -> Result:
         states=own,
         shared={name: t for name, t in some.items() if name not in federation.blueprint.own(some)},
         architecture=describe(next(iter(models.values()))),
+        base=federation.blueprint.base,
         environment=environment(),
     )

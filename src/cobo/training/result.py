@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from cobo.collaboration import graph
+from cobo.compute.blueprint import checksum
 from cobo.errors import CheckpointError
 from cobo.training.architecture import Description, rebuild
 from cobo.training.checkpoint import made, packed, write_adapter, write_atomic, write_model
@@ -43,6 +44,7 @@ class Result:
     states: dict[str, dict[str, Tensor]] = field(default_factory=dict, repr=False)
     shared: dict[str, Tensor] = field(default_factory=dict, repr=False)
     architecture: Description | None = field(default=None, repr=False)
+    base: str | None = field(default=None, repr=False)  # a checksum of what was not trained
     environment: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def __repr__(self) -> str:
@@ -94,7 +96,7 @@ class Result:
         facts = {
             "names": self.names, "present": self.present, "changes": self.changes, "true_groups": self.true_groups,
             "method": self.method, "training": self.training, "architecture": self.architecture,
-            "environment": self.environment,
+            "base": self.base, "environment": self.environment,
             "weights": None if self.weights is None else self.weights.tolist(), "history": self.history,
         }  # fmt: skip
         write_atomic(folder / "result.json", json.dumps(facts).encode())
@@ -127,6 +129,12 @@ def load_result(folder: str | Path, model: nn.Module | Callable[[], nn.Module] |
                 reason = " ".join(str(error).split())
                 raise CheckpointError(f"the model given does not fit what is in {folder}: {reason}") from None
             models[name] = module.eval()
+        some = next(iter(models.values()))  # all have one base
+        if hasattr(some, "peft_config") and facts.get("base") not in (None, checksum(some)):
+            raise CheckpointError(
+                f"the model given is not the one that {folder} was trained with: its base, dtype, alpha or dropout is "
+                "another; give the same"
+            )
     weights = facts["weights"]
     path = folder / "weights.safetensors"
     return Result(
@@ -143,6 +151,7 @@ def load_result(folder: str | Path, model: nn.Module | Callable[[], nn.Module] |
         states=states,
         shared=shared,
         architecture=facts["architecture"],
+        base=facts.get("base"),
         environment=facts.get("environment", {}),
     )
 
