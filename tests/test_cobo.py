@@ -483,5 +483,25 @@ def test_after_the_burst_pairs_that_are_connected_go_on_being_asked(turns):
     assert parted == 0
     assert connected == pytest.approx(0.2 * 100 * math.log(10), rel=0.2)
     assert connected == asked(W, 100, 1000, time_rate=None)[0]
+    assert asked(W / 200, 100, 1000, **few) == (0, 0)  # hardly connected
+    assert asked(W, 100, 1000, time_rate=3.0)[1] == pytest.approx(2 * 3 * math.log(10), rel=0.2)
     for settings in ({"time_rate": None}, {"time_rate": 30.0}):
         assert asked(W, 100, 1000, **settings) == asked(everyone(8), 100, 1000, **settings)
+
+
+@pytest.mark.parametrize("turns", ["even", "random"])
+def test_a_pair_that_an_answer_parts_is_not_asked_at_once_again(turns):
+    """Each is parted by its first answer after the burst; then 2 * 0.5 * ln(1000 / t) questions are expected."""
+    clients = [blobs(str(k), seed=k, samples=4) for k in range(12)]
+    method = CoBo(turns=turns, switch=0.1, rate=0.6, time_rate=0.5)
+    federation, _ = started(clients, lambda: nn.Linear(2, 2), method)
+    W, again, due = everyone(12), 0, 0.0
+    for t in range(100, 1000):
+        for i, j in method.draw(federation, W, t, 1000).tolist():
+            if W[i, j]:
+                W[i, j] = W[j, i] = 0
+                due += math.log(1000 / t)
+            else:
+                again += 1
+    assert due > 50
+    assert again == pytest.approx(due, rel=0.25)

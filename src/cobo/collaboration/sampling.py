@@ -111,3 +111,10 @@ def draw_evenly(
     phase = draws.uniform(draws.combine(keys[i], keys[j]), 1)[:, 0]
     asked = np.floor(after[i, j] + phase) > np.floor(before[i, j] + phase)
     return np.stack([i[asked], j[asked]], axis=1)
+
+
+def thin_out(pairs: NDArray[np.int64], keys: draws.Keys, round: int, share: Probability) -> NDArray[np.int64]:
+    """Those of the pairs [p, 2] that are asked after all, each with its probability [n, n]."""
+    i, j = pairs.T
+    kept: NDArray[np.int64] = pairs[draws.uniform(draws.combine(keys[i], keys[j], round), 1)[:, 0] < share[i, j]]
+    return kept

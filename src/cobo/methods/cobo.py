@@ -18,7 +18,7 @@ from torch import Tensor
 
 from cobo.collaboration import mixing
 from cobo.collaboration.domain import Box, Domain, Simplex
-from cobo.collaboration.sampling import SCHEDULES, Constants, draw_evenly, draw_pairs, expected
+from cobo.collaboration.sampling import SCHEDULES, Constants, draw_evenly, draw_pairs, expected, thin_out
 from cobo.collaboration.signal import SIGNALS, overlook_sampling
 from cobo.collaboration.solver import SOLVERS
 from cobo.errors import ConfigError
@@ -28,6 +28,7 @@ from cobo.methods.base import Method, State, keep_among, set_aside
 # How far an answer that counts for many rounds may move w, if one that counts for one does not move it farther: it may
 # come from a lucky batch. With 1 or no limit, Fashion-MNIST (tuned gamma 0.44) ended lower with a straggler.
 FARTHEST = 0.5
+TIED = 0.01  # a pair with a larger weight is connected; Frank-Wolfe comes ever closer to 0 and never gets there
 
 
 class CoBo(Method):
@@ -195,23 +196,26 @@ class CoBo(Method):
         return lr * self.rho * grown
 
     def draw(self, federation: Federation, W: Tensor, round: int, rounds: int) -> NDArray[np.int64]:
-        """The pairs asked in a round, none while all wait. The time of a pair is counted from when the later joined."""
+        """The pairs asked in a round, none while all wait. The time of a pair is counted from when the later joined.
+
+        Pairs that W has parted leave some of their turns out, if `time_rate` says so.
+        """
         if round < self._first(rounds):
             return np.empty((0, 2), dtype=np.int64)
-        tied = ((W > 0) | (W.T > 0)).numpy()
         since = np.maximum(federation.since[:, None], federation.since)
         age, n, symmetric = round - since, len(federation), self.pairs == "symmetric"
+        tied, parted = (
+            SCHEDULES[self.sampling](age, rounds, n, self._constants(tied=connected)) for connected in (True, False)
+        )
         if self.turns == "even":
-            of_parted, of_tied = (
-                expected(self.sampling, rounds, n, self._constants(tied=yes), symmetric=symmetric)
-                for yes in (False, True)
-            )
-            before, after = (np.where(tied, of_tied[t], of_parted[t]) for t in (age, age + 1))
+            asks = expected(self.sampling, rounds, n, self._constants(tied=True), symmetric=symmetric)
             keys = federation.keys("pair")
-            return draw_evenly(keys, before, after, symmetric=symmetric, with_self=self.self_weight)
-        schedule = SCHEDULES[self.sampling]
-        of_parted, of_tied = (schedule(age, rounds, n, self._constants(tied=yes)) for yes in (False, True))
-        return self._drawn(federation, round, np.where(tied, of_tied, of_parted))
+            pairs = draw_evenly(keys, asks[age], asks[age + 1], symmetric=symmetric, with_self=self.self_weight)
+        else:
+            pairs = self._drawn(federation, round, tied)
+        rarer = np.minimum(1, (1 + symmetric) * parted) / np.minimum(1, (1 + symmetric) * tied)
+        connected = ((W > TIED) | (W.T > TIED)).numpy()
+        return thin_out(pairs, federation.keys("parted pair"), round, np.where(connected, 1.0, rarer))
 
     def _constants(self, *, tied: bool = False) -> Constants:
         return Constants(self.rate, self.time_rate, self.switch, tied)
