@@ -15,7 +15,7 @@ from itertools import combinations
 import torch
 from origin import origin
 
-from cobo import CoBo, Local, fit
+from cobo import Local, fit
 from cobo.compute.allocator import keep_freed_memory
 from cobo.experiments import EXPERIMENTS, load_experiment
 from cobo.experiments.language import LANGUAGES
@@ -35,9 +35,10 @@ def main() -> None:
     torch.set_num_threads(experiment.threads)
     parts = experiment.parts(SEED, validation=VALIDATION)
     training = experiment.training("cobo", SEED) | {"evaluate_every": experiment.rounds}
-    rho = options.rho or experiment.method("cobo").rho
+    preset = experiment.method("cobo")
+    rho = preset.rho if options.rho is None else options.rho
     # Nobody is asked, and W rests at 1.
-    together = CoBo(rho=rho, gamma=0.0, sampling="time", time_rate=1e-9, mixing="implicit")
+    together = preset.replace(rho=rho, domain="box", gamma=0.0, sampling="time", time_rate=1e-9, wait=0.0)
     print(*(f"{key}: {value}" for key, value in origin().items()), sep=", ", end="\n\n")
     names = [client.name for client in parts.clients]
     found: dict[tuple[str, str], float] = {}

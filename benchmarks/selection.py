@@ -43,7 +43,7 @@ VARIANTS: dict[str, dict[str, list[str]]] = {
         "the preset": [],
         "one batch a question, eight times as many questions": ["cobo.ask=1", "cobo.rate=1.28", "cobo.time_rate=0.008"],
         "turns drawn one by one": ["cobo.turns=random"],
-        "weights move slowly (gamma 0.05, the default)": ["cobo.gamma=0.05"],
+        "weights move slowly (gamma 0.05, the default), more are asked": ["cobo.gamma=0.05"],
         "no burst: the same gradients, evenly over all rounds": ["cobo.sampling=constant", "cobo.rate=0.0162"],
         "the pull is there at once": ["cobo.ramp=0.0"],
         "less is remembered (slack 4)": ["cobo.slack=4.0"],

@@ -60,6 +60,7 @@ CASES = {
     "cobo, implicit": {"method": CoBo(gamma=0.3, mixing="implicit", output="uniform"), "model": normed},
     "cobo, simplex": {"method": CoBo(gamma=0.3, domain="simplex", self_weight=True, ask=2)},
     "cobo, all samples": {"method": CoBo(gamma=0.3, ask="all", turns="even"), "batch_size": None},
+    "cobo, parted asked rarely": {"method": CoBo(gamma=2.0, switch=0.2, time_rate=1e-3, turns="even")},
     "cobo, shared buffers": {"method": CoBo(gamma=0.3), "buffers": "shared", "model": normed},
     "cobo, one set aside": {"method": CoBo(gamma=0.3), "broken": True},
     "oracle, one set aside": {"method": Oracle(), "broken": True},

@@ -255,8 +255,9 @@ def test_the_engine_does_what_the_slow_plain_simulation_does(tmp_path, sampling,
         (cobo.CoBo.paper(rho=0.1), {"lr": 0.05, "schedule": "cosine"}),
         (cobo.CoBo(domain="simplex", self_weight=True), {"lr": 0.05, "rounds": 30}),
         (cobo.CoBo(ask="all", sampling="every"), {"rounds": 5}),
+        (cobo.CoBo(gamma=2.0, switch=0.2, time_rate=1e-3), {}),
     ],
-    ids=["default", "paper", "simplex", "all samples"],
+    ids=["default", "paper", "simplex", "all samples", "parted asked rarely"],
 )
 def test_clients_of_equal_speed_take_the_steps_of_the_run_without_clocks(method, changes):
     experiment = load_experiment("digits", EXPERIMENTS)

@@ -106,6 +106,7 @@ def flat(state):
         ("cobo", {"cobo.gamma": 1.0, "cobo.mixing": "implicit", "cobo.ask": 2, "cobo.rho": 5.0}),
         ("cobo", {"cobo.domain": "simplex", "cobo.solver": "projected", "cobo.self-weight": True}),
         ("cobo", {"cobo.gamma": 1.0, "optimizer": "adamw", "lr": 0.01}),
+        ("cobo", {"cobo.gamma": 2.0, "cobo.rate": 1.4, "cobo.switch": 0.2, "cobo.time-rate": 0.001}),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.values())),
 )

@@ -888,6 +888,29 @@ def test_damaged_models_get_one_clear_line_and_their_code_never_runs(tiny_gpt, t
     assert not (folder / "ran").exists()
 
 
+def test_a_model_is_looked_at_wherever_it_is_made_and_named_if_its_numbers_are_none(tiny_gpt, tmp_path):
+    import transformers
+
+    from cobo.language import LanguageModel
+
+    with torch.no_grad():
+        LanguageModel(tiny_gpt)
+    folder = shutil.copytree(tiny_gpt, tmp_path / "nan")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    model.get_input_embeddings().weight.data[:] = torch.nan
+    model.save_pretrained(folder)
+    with pytest.raises(ConfigError, match="cannot be trained as a language model: its logits are not finite"):
+        LanguageModel(folder)
+
+
+def test_who_is_judged_by_few_tokens_is_named(base, capsys):
+    lines = [f"a line of text with the number {k}\n" for k in range(40)]
+    base.client("few", lines, context=8, test=0.1)
+    assert "client 'few' is judged by" in capsys.readouterr().err
+    base.client("many", lines * 20, context=8, test=0.5)
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_models_that_look_at_later_tokens_are_refused(tiny_gpt, tmp_path, dtype):
     import transformers
@@ -933,6 +956,9 @@ def test_a_run_is_not_gone_on_with_on_another_base(base, tiny_gpt, tmp_path):
     for model in (other.adapters(rank=2), base.adapters(rank=2, alpha=64)):
         with pytest.raises(CheckpointError, match="was run with what is not trained ="):
             trained(base, rounds=6, evaluate_every=3, out=tmp_path / "run", resume=True, model=model)
+    dropping = base.adapters(rank=2, dropout=0.3)
+    with pytest.raises(CheckpointError, match=r"was run with dropout of adapter default = 0\.0, not 0\.3"):
+        trained(base, rounds=6, evaluate_every=3, out=tmp_path / "run", resume=True, model=dropping)
 
 
 def test_a_result_is_not_loaded_with_another_base(base, tiny_gpt, tmp_path):
@@ -944,8 +970,10 @@ def test_a_result_is_not_loaded_with_another_base(base, tiny_gpt, tmp_path):
     other.base.get_input_embeddings().weight.data[0] += 1
     for model in (other.adapters(rank=2), base.adapters(rank=2, alpha=64)):
         for folder in (tmp_path / "run", tmp_path / "again"):
-            with pytest.raises(CheckpointError, match="its base, dtype, alpha or dropout is another"):
+            with pytest.raises(CheckpointError, match="its base, dtype or alpha is another"):
                 cobo.load(folder, model=model)
+    for model in (base.adapters(rank=2, dropout=0.3), base.adapters(rank=2)().requires_grad_(False)):
+        cobo.load(tmp_path / "run", model=model)  # what they say is the same
     path = tmp_path / "run" / "result.json"  # as it was written before there was a checksum
     path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "base"}))
     cobo.load(tmp_path / "run", model=other.adapters(rank=2))
@@ -1169,7 +1197,7 @@ def test_a_text_of_one_line_is_too_little(tiny_gpt, tmp_path, monkeypatch, capsy
     with pytest.raises(SystemExit) as end:
         cli.main()
     assert end.value.code == 2
-    line = "cobo: client 'a': there is only one line of text, or one document, and that is not cut; give more\n"
+    line = "cobo: client 'a': only one document, or line, is left to divide, and it is not cut; give more text\n"
     assert capsys.readouterr().err == line
 
 

@@ -89,6 +89,7 @@ def test_opposed_groups_are_found():
         {"method": cobo.CoBo.paper(), "optimizer": "adamw", "lr": 0.01, "schedule": "cosine", "weight_decay": 0.1},
         {"method": cobo.CoBo(output="uniform"), "schedule": "linear"},
         {"method": cobo.CoBo(domain="simplex", self_weight=True)},
+        {"method": cobo.CoBo(gamma=2.0, switch=0.2, time_rate=1e-3, turns="even")},
         {"method": cobo.Local(), "schedule": lambda o: torch.optim.lr_scheduler.StepLR(o, 7, gamma=0.5)},
         {"method": cobo.Oracle(), "optimizer": "adamw", "lr": 0.01},
         {"schedule": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.2, total_steps=31), "momentum": 0.9},

@@ -24,6 +24,7 @@ from cobo.federation import Client
 from cobo.federation.windows import Windows
 
 TEST = 0.1
+FEW = 500  # tokens to judge by, below which it is said
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -71,7 +72,11 @@ class LanguageModel:
         self.base: nn.Module = base.requires_grad_(False)
         attention.use_it(base)
         base.config.use_cache = False  # keys and values of earlier tokens are of use only where text is made
-        if _looks_ahead(base):
+        try:
+            looks_ahead = _looks_ahead(base)
+        except Exception as error:  # whatever a model of some kind may raise
+            raise ConfigError(f"{self.source!r} cannot be trained as a language model: {_reason(error)}") from None
+        if looks_ahead:
             raise ConfigError(f"{self.source!r} is no causal language model: it looks at later tokens; choose another")
 
     def client(
@@ -106,20 +111,26 @@ class LanguageModel:
             if validation:
                 rest, judged = text.divided(rest, validation)
             train = tokens.tokenised(rest, self.tokenizer, name, limit)
+            known = tokens.tokenised(judged, self.tokenizer, name, judge_limit)
             if limit is not None and len(train) < limit:
-                said = f"client {name!r} has {len(train):,} tokens to train on, not {limit:,}"
-                if said not in self._said:  # a run makes its clients twice: for the outlook, and for itself
-                    self._said.add(said)
-                    Console(stderr=True).print(said, markup=False, highlight=False, soft_wrap=True)
+                self._say(f"client {name!r} has {len(train):,} tokens to train on, not {limit:,}")
+            if len(known) < FEW:
+                self._say(
+                    f"client {name!r} is judged by {len(known) - 1} tokens only, which says little; test more text"
+                )
             return Client(
                 name,
                 Windows(train, context, reads=self.reads),
-                Windows.side_by_side(
-                    tokens.tokenised(judged, self.tokenizer, name, judge_limit), context, reads=self.reads
-                ),
+                Windows.side_by_side(known, context, reads=self.reads),
             )
         except DataError as error:
             raise DataError(f"client {name!r}: {error}") from None
+
+    def _say(self, line: str) -> None:
+        """On stderr, once: a run makes its clients twice, for the outlook and for itself."""
+        if line not in self._said:
+            self._said.add(line)
+            Console(stderr=True).print(line, markup=False, highlight=False, soft_wrap=True)
 
     def adapters(
         self,
@@ -179,17 +190,22 @@ class LanguageModel:
         return make
 
 
+@torch.enable_grad()
 def _looks_ahead(model: Any) -> bool:
     """Whether logits depend on later tokens: only then is there a gradient, however small, to the last of them."""
     seen: list[torch.Tensor] = []
 
     def leaf(layer: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
         seen.append(output.detach().requires_grad_())
-        return seen[0]
+        return seen[0].clone()  # some models change it in place
 
     hook = model.get_input_embeddings().register_forward_hook(leaf)
-    earlier = model(torch.arange(1, 9)[None]).logits[:, :-1]
-    hook.remove()
+    try:
+        earlier = model(torch.arange(4)[None]).logits[:, :-1]
+    finally:
+        hook.remove()
+    if not earlier.isfinite().all():
+        raise ValueError("its logits are not finite")
     (gradient,) = torch.autograd.grad(earlier.square().sum(), seen)
     return bool(gradient[:, -1].any())
 

@@ -6,7 +6,7 @@ Everything else (frozen parameters, constant buffers) exists once, in the templa
 
 import copy
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any, Literal
@@ -88,7 +88,9 @@ class Blueprint:
 
     @cached_property
     def base(self) -> str | None:
-        return checksum(self.module)
+        """A checksum of what is not trained and, of adapters, of how they act on it; None if all is trained."""
+        names = [name for name, p in self.module.named_parameters() if not p.requires_grad]
+        return checksum(self.module, names) if names else None
 
     def loss(self, module: nn.Module, batch: Any) -> Tensor:
         """The scalar whose gradient trains the module; float32 also where the layers compute in bfloat16."""
@@ -227,16 +229,14 @@ class Blueprint:
         return {name: t for name, t in state.items() if name in names or name in self.buffers}
 
 
-def checksum(module: nn.Module) -> str | None:
-    """Of what is not trained and, of adapters, of how they act on it; None if all is trained."""
-    frozen = [p for p in module.parameters() if not p.requires_grad]
-    if not frozen:
-        return None
+def checksum(module: nn.Module, names: Iterable[str]) -> str:
+    """Of these parameters and, of adapters, of how strongly they act."""
     digest = hashlib.blake2b(digest_size=16)
-    for part in frozen:
+    for name in names:
+        part = module.get_parameter(name)
         digest.update(part.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     for name, config in getattr(module, "peft_config", {}).items():
-        digest.update(f"{name} {config.lora_alpha} {config.lora_dropout}".encode())
+        digest.update(f"{name} {config.lora_alpha}".encode())
     return digest.hexdigest()
 
 

@@ -65,7 +65,7 @@ def divided(texts: Sequence[str], share: float) -> Divided:
     Divided(train=['aaaa', 'bb', 'cc'], test=['dd'])
     """
     if len(texts) == 1:
-        raise DataError("there is only one line of text, or one document, and that is not cut; give more")
+        raise DataError("only one document, or line, is left to divide, and it is not cut; give more text")
     whole = sum(len(text) for text in texts)
     taken, cut = 0, len(texts)
     while cut > 0 and taken < share * whole:

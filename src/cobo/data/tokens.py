@@ -61,7 +61,8 @@ def _encoded(texts: Sequence[str], tokenizer: Any, name: str, limit: int | None 
     columns = TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TimeRemainingColumn()
     found: list[Tensor] = []
     count = 0
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(f"tokens of {name}", total=len(texts))
         for start in range(0, len(texts), AT_ONCE):
             if limit is not None and count >= limit:

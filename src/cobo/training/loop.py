@@ -333,6 +333,7 @@ class Run:
         if clocks.get("trace") is not None:
             clocks["trace"] = hashlib.sha256(Path(clocks["trace"]).read_bytes()).hexdigest()
         blueprint = self.federation.blueprint
+        adapters = getattr(blueprint.module, "peft_config", {})
         return {
             "method": self.method.name,
             **{f"{self.method.name}.{k}": v for k, v in self.method.model_dump().items()},
@@ -340,6 +341,7 @@ class Run:
             **{f"clocks.{k}": v for k, v in clocks.items()},
             "parameters": {n: list(shape) for n, shape in zip(blueprint.names, blueprint.shapes, strict=True)},
             "what is not trained": blueprint.base,
+            **{f"dropout of adapter {name}": config.lora_dropout for name, config in adapters.items()},
         }
 
     def _compare(self, stored: dict[str, Any]) -> None:

@@ -53,7 +53,8 @@ class Result:
         value = "unknown" if last.get(score) is None else f"{last[score]:.4g}"
         W = self._weights_of_those_present if self.method.get("domain") == "box" else None
         doubt = ", W undecided" * (W is not None and graph.undecided(W) > graph.UNDECIDED)
-        return f"Result({self.method['name']}, round {last['round']}, {score} {value}, groups {self.groups()}{doubt})"
+        groups = "" if self.weights is None else f", groups {self.groups()}"
+        return f"Result({self.method['name']}, round {last['round']}, {score} {value}{groups}{doubt})"
 
     def groups(self, threshold: float = 0.5) -> list[list[str]]:
         """The groups that W settles into: clients connected by pairs whose mean weight is at least `threshold`.
@@ -129,11 +130,12 @@ def load_result(folder: str | Path, model: nn.Module | Callable[[], nn.Module] |
                 reason = " ".join(str(error).split())
                 raise CheckpointError(f"the model given does not fit what is in {folder}: {reason}") from None
             models[name] = module.eval()
-        some = next(iter(models.values()))  # all have one base
-        if hasattr(some, "peft_config") and facts.get("base") not in (None, checksum(some)):
+        name, some = next(iter(models.items()))  # all have one base
+        frozen = [n for n, _ in some.named_parameters() if n not in states[name]]
+        if hasattr(some, "peft_config") and facts.get("base") not in (None, checksum(some, frozen)):
             raise CheckpointError(
-                f"the model given is not the one that {folder} was trained with: its base, dtype, alpha or dropout is "
-                "another; give the same"
+                f"the model given is not the one that {folder} was trained with: its base, dtype or alpha is another; "
+                "give the same"
             )
     weights = facts["weights"]
     path = folder / "weights.safetensors"
