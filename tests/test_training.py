@@ -110,6 +110,7 @@ def test_opposed_groups_are_found():
         "adamw",
         "uniform",
         "simplex",
+        "parted asked rarely",
         "callable schedule",
         "oracle",
         "one cycle",
