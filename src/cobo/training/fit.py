@@ -25,6 +25,7 @@ from cobo.training.membership import check
 from cobo.training.progress import LiveProgress
 from cobo.training.records import listed
 from cobo.training.result import Result
+from cobo.training.resume import restore
 from cobo.training.settings import Training
 
 
@@ -92,7 +93,7 @@ def fit(
             heard.append(stack.enter_context(LiveProgress(label or method.name)) if progress else warns)
         run = Run(federation, method, settings, folder=folder, listeners=heard)
         if folder is not None and resume:
-            run.restore()
+            restore(run, folder)
         run.go()
         run.take_output()
         result = _result(run)
