@@ -489,6 +489,20 @@ def test_after_the_burst_pairs_that_are_connected_go_on_being_asked(turns):
         assert asked(W, 100, 1000, **settings) == asked(everyone(8), 100, 1000, **settings)
 
 
+@pytest.mark.parametrize("n", [4, 150])
+def test_on_a_simplex_it_is_the_share_of_the_row_that_says_who_is_connected(n):
+    """Of 150 clients even the dearest may have less than a hundredth of the weight."""
+    clients = [blobs(str(k), seed=k, samples=4) for k in range(n)]
+    method = CoBo(domain="simplex", turns="even", switch=0.1, rate=0.5, time_rate=1e-6)
+    federation, state = started(clients, lambda: nn.Linear(2, 2), method)
+    W = state.tensors["weights"]
+    assert sum(len(method.draw(federation, W, t, 1000)) for t in range(100, 200)) > n
+    only = torch.eye(n)[torch.arange(n) ^ 1]  # each has one other
+    asked = {tuple(sorted(pair)) for t in range(100, 300) for pair in method.draw(federation, only, t, 1000).tolist()}
+    assert asked <= {(k, k + 1) for k in range(0, n, 2)}
+    assert len(asked) > n / 5
+
+
 @pytest.mark.parametrize("turns", ["even", "random"])
 def test_a_pair_that_an_answer_parts_is_not_asked_at_once_again(turns):
     """Each is parted by its first answer after the burst; then 2 * 0.5 * ln(1000 / t) questions are expected."""

@@ -840,6 +840,9 @@ def test_the_papers_own_values():
     assert {experiment.training(m, 0)["momentum"] for m in METHODS} == {0.0}
     for name, share in (("cross-device", 0.1), ("cross-device-small", 0.1), ("cross-silo", 1.0)):
         assert load_experiment(name, EXPERIMENTS, tuned="paper").method("ifca").participation == share
+    for name in ("cross-silo", "cross-device"):  # presets that are the paper's
+        tuned = load_experiment(name, EXPERIMENTS, tuned="paper")
+        assert tuned.method("cobo") == load_experiment(name, EXPERIMENTS).method("cobo")
     for name in ("language", "quadratic"):
         with pytest.raises(ConfigError, match=f"--tuned 'paper' is for cross-silo, .*; '{name}' has"):
             load_experiment(name, EXPERIMENTS, tuned="paper")

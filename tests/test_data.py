@@ -110,6 +110,10 @@ def test_folders_are_looked_through_in_order(home, monkeypatch, packed):
     assert locate(origin(home)) == cached
     monkeypatch.setenv("COBO_DATA", str(home / "mine"))
     assert locate(origin(home)) == cached
+    put(home / "mine", packed=packed)  # of MNIST, for all we know: its files have the same names
+    assert locate(origin(home)) == cached
+    torchvision = put(home / "mine" / "FashionMNIST" / "raw", packed=packed)
+    assert locate(origin(home)) == torchvision
     mine = put(home / "mine" / "fashion-mnist", packed=packed)
     assert locate(origin(home)) == mine
     train, test = fashion_mnist(origin(home))
@@ -124,7 +128,7 @@ def test_the_cache_follows_xdg_and_is_in_the_home_otherwise(home, monkeypatch):
     assert cache("some") == home / "cache" / "cobo" / "some"
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache("some") == Path.home() / ".cache" / "cobo" / "some"
-    assert folders("some", home) == [cache("some"), home]
+    assert folders("some") == [cache("some")]
 
 
 def test_what_is_missing_is_downloaded_on_request_and_once(home, server, capsys):

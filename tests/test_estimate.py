@@ -67,6 +67,29 @@ def test_gradients_a_round_are_those_that_are_counted(method):
     assert method.trained(federation) in (len(method.rows(federation)), len(state.X))
 
 
+@pytest.mark.parametrize("pairs", ["symmetric", "ordered"])
+@pytest.mark.parametrize("known", [True, False])
+def test_pairs_of_known_groups_count_as_those_who_are_asked_on(pairs, known):
+    """After the burst who is connected is asked far more than who is parted; without groups, all may be connected."""
+    method = cobo.CoBo(pairs=pairs, turns="even", switch=0.1, rate=1.2, time_rate=0.001)
+    people = [blobs(f"c{k}", seed=k, samples=SAMPLES, group=k % 3 if known else None) for k in range(9)]
+    federation, _ = started(people, model, method, batch_size=BATCH, rounds=500)
+    same = torch.tensor([[float(not known or i % 3 == j % 3) for j in range(9)] for i in range(9)])
+    asked = sum(len(method.draw(federation, same, t, 500)) for t in range(500))
+    assert method.gradients_per_round(federation, 500) == pytest.approx(9 + 2 * asked / 500, rel=0.03)
+
+
+@pytest.mark.parametrize(("rounds", "settings", "said"), [(3, {}, True), (300, {}, False), (3, {"gamma": 0.0}, False)])
+def test_who_hardly_asks_anybody_is_told_so(rounds, settings, said):
+    events = []
+    method = cobo.CoBo(sampling="constant", rate=0.5, **settings)
+    cobo.fit(parties(), model=model, method=method, rounds=rounds, listeners=[events.append])
+    told = [e["message"] for e in events if e["event"] == "warning" and "asks a pair" in e["message"]]
+    assert bool(told) == said
+    if said:  # twice 0.5 / 6, as pairs are symmetric, in three rounds
+        assert "asks a pair 0.5 times in all 3 rounds" in told[0]
+
+
 def test_every_method_is_held_to_what_it_says():
     tried = {mark.name for mark in test_gradients_a_round_are_those_that_are_counted.pytestmark[0].args[1]}
     assert tried == set(METHODS)

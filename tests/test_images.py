@@ -10,9 +10,10 @@ from torch import nn
 
 import cobo
 from cobo import cli, draws
+from cobo.collaboration import graph
 from cobo.collaboration.sampling import Constants, expected
 from cobo.data import Split
-from cobo.errors import ConfigError
+from cobo.errors import ConfigError, DataError
 from cobo.experiments import EXPERIMENTS, images, load_experiment
 from cobo.experiments.runner import Claim
 from cobo.experiments.runner import run as run_one
@@ -377,6 +378,40 @@ def test_methods_that_cost_too_much_run_when_they_are_named(tmp_path, monkeypatc
     assert capsys.readouterr().err.count("left out") == 1
     assert [path.name for path in tmp_path.iterdir() if path.is_dir() and path.name != "figures"] == ["local"]
     Claim(tmp_path, load_experiment("digits", EXPERIMENTS, ["rounds=2"]))  # the folder takes other methods, too
+
+
+@pytest.mark.slow
+def test_the_burst_of_cross_silo_small_finds_the_groups(real, tmp_path, monkeypatch):
+    """The preset's first tenth: as many questions, and a pull that grows as steeply."""
+    monkeypatch.setenv("COBO_DATA", str(real))
+    preset = load_experiment("cross-silo-small", EXPERIMENTS)
+    method, rounds = preset.method("cobo"), preset.rounds // 10
+    changes = [f"cobo.switch={10 * method.switch}", "cobo.ramp=1.0", f"cobo.rho={method.rho / (10 * method.ramp)}"]
+    experiment = load_experiment(
+        "cross-silo-small",
+        EXPERIMENTS,
+        [f"rounds={rounds}", f"evaluate_every={rounds}", "test_fraction=0.02", *changes],
+    )
+    result = run_one(experiment, "cobo", 0, tmp_path, resume=False, progress=False)
+    assert graph.groups_score(result.weights, result.true_groups) == 1
+    off = ~np.eye(len(result.names), dtype=bool)
+    assert graph.undecided(result.weights) == 0
+    assert graph.weights_error(result.weights, result.true_groups) < 0.01
+    assert result.weights[off].mean() == pytest.approx(1 / 7, abs=0.01)  # each has one friend
+
+
+def test_augmentation_is_left_out_by_name_and_a_wrong_name_is_told_what_there_is():
+    assert load_experiment("cross-silo", EXPERIMENTS, ["augment=none"]).augment is None
+    with pytest.raises(ConfigError, match=r"augment = 'flip' is not allowed; it should be 'crop-flip'"):
+        load_experiment("cross-silo", EXPERIMENTS, ["augment=flip"])
+
+
+def test_only_too_few_images_are_blamed_on_the_fraction(small):
+    with pytest.raises(ConfigError) as error:
+        load_experiment("cross-silo", EXPERIMENTS, ["groups=101"]).build(0)
+    assert "fraction" not in str(error.value)
+    with pytest.raises((ConfigError, DataError), match=r"^fraction = 0.0005 may be too small here: "):
+        load_experiment("cross-silo", EXPERIMENTS, ["fraction=0.0005"]).build(0)
 
 
 @pytest.mark.slow

@@ -29,7 +29,8 @@ class Settings(BaseModel):
 def explain(settings: type[Settings], error: ValidationError) -> str:
     """The first validation error in one line: where, what was given, what is allowed."""
     first = error.errors()[0]
-    field = ".".join(str(part) for part in first["loc"]) or settings.__name__
+    place = [str(part) for part in first["loc"] if "[" not in str(part)]  # without the kinds of value that were tried
+    field = ".".join(place) or settings.__name__
     inside = first.get("ctx", {}).get("error")
     if isinstance(inside, ConfigError):  # of settings within these
         return f"{field}: {inside}"

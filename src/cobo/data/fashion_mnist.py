@@ -63,7 +63,8 @@ ORIGIN = Origin(
 def fashion_mnist(origin: Origin = ORIGIN) -> tuple[Split, Split]:
     """Training (60,000) and test (10,000) images [n, 1, 28, 28] in [0, 1] of ten kinds of clothing.
 
-    Looked for in $COBO_DATA/fashion-mnist, the user's cache and Debian's package; never downloaded unasked.
+    Looked for in $COBO_DATA/fashion-mnist, torchvision's folder there, the user's cache and Debian's package; never
+    downloaded unasked.
     """
     folder = locate(origin)
     if folder is None:
@@ -73,8 +74,7 @@ def fashion_mnist(origin: Origin = ORIGIN) -> tuple[Split, Split]:
 
 def locate(origin: Origin = ORIGIN) -> Path | None:
     """The first folder that has all four files, if there is one."""
-    places = store.folders(NAME, origin.package)
-    return next((folder for folder in places if all(file.inside(folder) for file in origin.files)), None)
+    return next((folder for folder in _places(origin) if all(file.inside(folder) for file in origin.files)), None)
 
 
 def fetch(origin: Origin = ORIGIN) -> Path:
@@ -92,8 +92,14 @@ def fetch(origin: Origin = ORIGIN) -> Path:
     return folder
 
 
+def _places(origin: Origin) -> list[Path]:
+    """Not right in $COBO_DATA: the files of MNIST have the same names."""
+    torchvision = [folder / "FashionMNIST" / "raw" for folder in store.chosen()]
+    return [*(folder / NAME for folder in store.chosen()), *torchvision, store.cache(NAME), origin.package]
+
+
 def _missing(origin: Origin) -> str:
-    looked = ", ".join(str(place) for place in store.folders(NAME, origin.package))
+    looked = ", ".join(str(place) for place in _places(origin))
     return f"{NAME} is missing, looked for in {looked}"
 
 

@@ -31,9 +31,9 @@ def chosen() -> list[Path]:
         raise DataError(f"COBO_DATA = {named!r} is not allowed; there is no such user") from None
 
 
-def folders(name: str, *others: Path) -> list[Path]:
-    """Where a data set is looked for, in this order: $COBO_DATA, the user's cache, other places of its own."""
-    return [*(folder / name for folder in chosen()), cache(name), *others]
+def folders(name: str) -> list[Path]:
+    """Where a data set is looked for, in this order: $COBO_DATA, the user's cache."""
+    return [*(folder / name for folder in chosen()), cache(name)]
 
 
 def download(address: str, path: Path, check: Callable[[Path], object]) -> None:

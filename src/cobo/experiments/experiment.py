@@ -159,8 +159,12 @@ def load_experiment(
         raise ConfigError(f"{name}: experiment = {kind!r} is not known; it should be one of {', '.join(known)}")
     if tuned is not None:
         before, table["methods"] = table.get("methods", {}), _tuned(tuned, kind)
-        if tuned == "paper" and "participation" in before.get("ifca", {}):  # belongs to the experiment
-            table["methods"]["ifca"]["participation"] = before["ifca"]["participation"]
+        if tuned == "paper":  # what belongs to the experiment is kept
+            cobo = before.get("cobo", {})
+            kept = {"ifca": before.get("ifca", {}), "cobo": cobo if cobo.get("preset") == "paper" else {}}
+            for method, key in (("ifca", "participation"), ("cobo", "time_rate")):
+                if key in kept[method]:
+                    table["methods"][method][key] = kept[method][key]
     for change in sorted(changes, key=lambda change: not change.partition("=")[0].strip().endswith(".preset")):
         override(table, change)
     experiment = known[kind](**table)

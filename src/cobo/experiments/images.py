@@ -46,8 +46,9 @@ class Cifar100(Experiment):
         try:
             clients = partition.make_clients(self._shares(train, seed), train, test)
         except (ConfigError, DataError) as error:
-            few = f"fraction = {self.fraction} or test_fraction = {self.test_fraction} may be too small here"
-            raise type(error)(f"{few}: {error}") from None
+            shares = {"fraction": self.fraction, "test_fraction": self.test_fraction}
+            few = " or ".join(f"{name} = {share}" for name, share in shares.items() if share < 1)
+            raise type(error)(f"{few} may be too small here: {error}" if few else str(error)) from None
         return Parts(clients, self._model, "cross_entropy")
 
     def _model(self) -> nn.Sequential:

@@ -28,7 +28,9 @@ from cobo.methods.base import Method, State, keep_among, set_aside
 # How far an answer that counts for many rounds may move w, if one that counts for one does not move it farther: it may
 # come from a lucky batch. With 1 or no limit, Fashion-MNIST (tuned gamma 0.44) ended lower with a straggler.
 FARTHEST = 0.5
-TIED = 0.01  # a pair with a larger weight is connected; Frank-Wolfe comes ever closer to 0 and never gets there
+# A pair with a larger weight (on a simplex, as a share of the largest in its row) is connected; Frank-Wolfe comes ever
+# closer to 0 and never gets there.
+TIED = 0.01
 
 
 class CoBo(Method):
@@ -116,12 +118,30 @@ class CoBo(Method):
         return {"weights": W, "evidence": W.clone(), "signals": torch.zeros_like(W)}
 
     def gradients_per_round(self, federation: Federation, rounds: int) -> float:
-        """One of each client, and two for every pair that is asked, as if W parted all at the switch."""
-        n, symmetric = len(federation), self.pairs == "symmetric"
-        asks = expected(self.sampling, rounds, n, self._constants(), symmetric=symmetric)
-        asked = (asks[-1] - asks[self._first(rounds)]) / rounds
-        pairs = n * (n - 1) / (1 + symmetric) + n * self.self_weight
-        return float(n + 2 * pairs * asked * federation.cost(federation.places, self.batches).mean())
+        """One of each client, and two for every pair that is asked, as if W at once connected the known groups alone.
+
+        Or everyone, if groups are not known.
+        """
+        n, groups = len(federation), federation.groups
+        tied = sum(None in groups or a == b for k, a in enumerate(groups) for b in groups[:k])  # without order
+        asked = tied * self._asked(rounds, n, tied=True) + (n * (n - 1) / 2 - tied) * self._asked(rounds, n)
+        asked = asked * (1 + (self.pairs == "ordered")) + n * self.self_weight * self._asked(rounds, n, tied=True)
+        return float(n + 2 * asked / rounds * federation.cost(federation.places, self.batches).mean())
+
+    def warning(self, federation: Federation, rounds: int) -> str | None:
+        asked = self._asked(rounds, len(federation))
+        if asked >= 1 or not self.gamma or len(federation) < 2:
+            return None
+        return (
+            f"cobo asks a pair {asked:.2g} times in all {rounds:,} rounds, so some will never be; to learn W, raise "
+            "rate or time_rate, or give it more rounds"
+        )
+
+    def _asked(self, rounds: int, n: int, *, tied: bool = False) -> float:
+        """How often a pair is asked in all, in expectation."""
+        constants = self._constants(tied=tied)
+        asks = expected(self.sampling, rounds, n, constants, symmetric=self.pairs == "symmetric")
+        return float(asks[-1] - asks[self._first(rounds)])
 
     def seat(
         self, state: State, federation: Federation, seats: Sequence[int | None], start: Tensor, roster: Roster
@@ -214,7 +234,9 @@ class CoBo(Method):
         else:
             pairs = self._drawn(federation, round, tied)
         rarer = np.minimum(1, (1 + symmetric) * parted) / np.minimum(1, (1 + symmetric) * tied)
-        connected = ((W > TIED) | (W.T > TIED)).numpy()
+        least = TIED * W.amax(1, keepdim=True) if self.domain == "simplex" else torch.tensor(TIED)
+        connected = least < W
+        connected = (connected | connected.T).numpy()
         return thin_out(pairs, federation.keys("parted pair"), round, np.where(connected, 1.0, rarer))
 
     def _constants(self, *, tied: bool = False) -> Constants:

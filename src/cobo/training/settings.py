@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 from pydantic import Field, field_validator, model_validator
@@ -28,12 +28,12 @@ class Training(Settings):
     """Settings of a run that are the same for all methods.
 
     `evaluate_every` defaults to a hundredth of the rounds; a checkpoint is written at every evaluation. `momentum` is
-    that of SGD. `augment` changes every batch as it is drawn: by name, or f(fields, keys). With `accumulate`, a
-    gradient is that of so many batches, taken one at a time. With `batch_size = None` gradients are exact, over all
-    samples of a client. `roster` says who joins and leaves when; without one, all clients are there from the first
-    round to the last. With `clocks`, time is simulated. `precision` is that of the layers; with "bfloat16",
-    models and gradients still are float32. "auto" is bfloat16 where the device computes in it, and float32 elsewhere;
-    what it came to is what a run records, and keeps when it goes on.
+    that of SGD. `augment` changes every batch as it is drawn: by name, or f(fields, keys); "none" is none. With
+    `accumulate`, a gradient is that of so many batches, taken one at a time. With `batch_size = None` gradients are
+    exact, over all samples of a client. `roster` says who joins and leaves when; without one, all clients are there
+    from the first round to the last. With `clocks`, time is simulated. `precision` is that of the layers; with
+    "bfloat16", models and gradients still are float32. "auto" is bfloat16 where the device computes in it, and float32
+    elsewhere; what it came to is what a run records, and keeps when it goes on.
     """
 
     rounds: int = Field(default=1000, ge=1)
@@ -54,6 +54,11 @@ class Training(Settings):
     device: str = "cpu"
     roster: Roster = Field(default_factory=Roster)
     clocks: Clocks | None = None
+
+    @field_validator("augment", mode="before")
+    @classmethod
+    def _none_by_name(cls, augment: Any) -> Any:
+        return None if augment == "none" else augment  # files and command lines have no None
 
     @field_validator("device")
     @classmethod
