@@ -472,6 +472,23 @@ def test_numbers_of_gradients_are_not_over_each_other(last, rounds):
         assert len(labels_apart(ax)) >= 2
 
 
+def test_the_nearer_view_begins_where_the_first_line_comes_into_it_and_has_no_band_that_hides_others():
+    rounds = list(range(101))
+    up = np.linspace(0, 80, 101)
+    found = {
+        "local": comparison.Curve(rounds, [80.0 * k for k in rounds], up * 0.5, np.full(101, 0.5)),
+        "cobo": comparison.Curve(rounds, [100.0 * k for k in rounds], up, np.full(101, 0.5)),
+        "ifca": comparison.Curve(rounds, [90.0 * k for k in rounds], up * 0.95, np.full(101, 9.0)),
+    }
+    for against in ("rounds", "gradients"):
+        whole, near = comparison.curves(found, "accuracy", against, None).axes
+        low, _ = near.get_ylim()
+        reached = [getattr(line, against)[int((line.mean < low).sum())] for line in (found["cobo"], found["ifca"])]
+        assert near.get_xlim()[0] == min(reached)
+        assert min(reached) > 0.8 * max(found["ifca"].rounds if against == "rounds" else found["ifca"].gradients)
+        assert (len(whole.collections), len(near.collections)) == (3, 2)
+
+
 def test_letters_that_the_font_does_not_have_are_no_warning(tmp_path):
     line = comparison.Curve([0, 1], [0.0, 9.0], np.array([90.0, 99.0]), None)
     figure = comparison.curves({"北京 🦊": line, "cobo": line}, "accuracy", "rounds", None)

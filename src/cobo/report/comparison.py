@@ -108,14 +108,18 @@ def curves(found: Mapping[str, Curve], score: str, against: str, target: float |
     """A line per method, with a band of one standard deviation over seeds; beside it the same, nearer to the best."""
     near = None if score == "loss" else near_the_best(found, score)
     figure, axes = figures.new(6.4 if near is None else 9.6, 3.8, 1 if near is None else 2)
-    for ax, widest in zip(axes, (np.inf, 0.5 * (near[1] - near[0]) if near else np.inf), strict=False):
+    everything = (-np.inf, np.inf)
+    for ax, scores in zip(axes, (everything, near or everything), strict=False):
         for (method, line), look in zip(found.items(), looks(found).values(), strict=True):
-            _line(ax, method, line, look, score, against, widest)
+            _line(ax, method, line, look, score, against, scores)
         if target is not None:
             ax.axhline(target, color=figures.GREY, linewidth=0.9, linestyle="--", label=f"target {target:g}")
         ax.set_xlabel("rounds" if against == "rounds" else "gradients computed")
+        at = [x for line in found.values() for x in np.array(getattr(line, against))[_among(line, scores)].tolist()]
+        if scores is near and len(set(at)) > 1:
+            ax.set_xlim(min(at), max(at) + 0.03 * (max(at) - min(at)))
         if against == "gradients":
-            _log_gradients(ax, [x for line in found.values() for x in line.gradients if x > 0])
+            _log_gradients(ax, [x for x in at if x > 0])
         if score == "loss" and all(np.nanmin(line.mean) > 0 for line in found.values()):
             ax.set_yscale("log")
     if score == "perplexity" and max(np.nanmax(line.mean) / np.nanmin(line.mean) for line in found.values()) > 10:
@@ -129,9 +133,17 @@ def curves(found: Mapping[str, Curve], score: str, against: str, target: float |
     return figure
 
 
-def _line(ax: "Axes", method: str, line: Curve, look: dict[str, Any], score: str, against: str, widest: float) -> None:
-    """The line of a method; its band where that is not so wide that it would hide the others."""
-    x = np.array(line.rounds if against == "rounds" else line.gradients)
+def _among(line: Curve, scores: tuple[float, float]) -> NDArray[np.bool_]:
+    """Which points of a line are in a range of scores."""
+    found: NDArray[np.bool_] = (scores[0] <= line.mean) & (line.mean <= scores[1])
+    return found
+
+
+def _line(
+    ax: "Axes", method: str, line: Curve, look: dict[str, Any], score: str, against: str, scores: tuple[float, float]
+) -> None:
+    """The line of a method; its band if that is not so wide among these scores that it would hide the others."""
+    x = np.array(getattr(line, against))
     shown = slice(None) if against == "rounds" else x > 0  # which a log scale can show
     ax.plot(x[shown], line.mean[shown], label=f"{figures.plain(method)} {_brief(line.mean[-1], score)}", **look)
     alone = _between_gaps(line.mean)
@@ -139,8 +151,8 @@ def _line(ax: "Axes", method: str, line: Curve, look: dict[str, Any], score: str
         ax.plot(x[alone], line.mean[alone], ".", color=look["color"])
     if line.std is not None:
         low, high = (line.mean - line.std)[shown], (line.mean + line.std)[shown]
-        narrow = line.std[shown] < widest
-        ax.fill_between(x[shown], low, high, where=narrow, color=look["color"], alpha=0.18, linewidth=0)
+        if line.std[_among(line, scores)].max(initial=0) < 0.5 * (scores[1] - scores[0]):
+            ax.fill_between(x[shown], low, high, color=look["color"], alpha=0.18, linewidth=0)
 
 
 def _between_gaps(mean: NDArray[np.float64]) -> NDArray[np.bool_]:
