@@ -236,8 +236,8 @@ class CoBo(Method):
         rarer = np.minimum(1, (1 + symmetric) * parted) / np.minimum(1, (1 + symmetric) * tied)
         least = TIED * W.amax(1, keepdim=True) if self.domain == "simplex" else torch.tensor(TIED)
         connected = least < W
-        connected = (connected | connected.T).numpy()
-        return thin_out(pairs, federation.keys("parted pair"), round, np.where(connected, 1.0, rarer))
+        share = np.where((connected | connected.T).numpy(), 1.0, rarer)
+        return thin_out(pairs, federation.keys("parted pair"), round, share)
 
     def _constants(self, *, tied: bool = False) -> Constants:
         return Constants(self.rate, self.time_rate, self.switch, tied)
