@@ -107,6 +107,17 @@ def test_tables_and_folders_of_a_data_set_are_read(tmp_path):
     assert text.documents(tmp_path) == (["first", "second", "third", "first"], [])
 
 
+def test_caches_and_hidden_files_are_no_documents(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    for name in ("train/data-0.arrow", "train/cache-1a2b.arrow", ".cache/old.arrow", "train/.draft.arrow"):
+        path = tmp_path / ".home" / name  # the folder that is asked for may be hidden itself
+        path.parent.mkdir(parents=True, exist_ok=True)
+        table = pyarrow.table({"text": [name]})
+        with path.open("wb") as file, pyarrow.ipc.new_stream(file, table.schema) as writer:
+            writer.write_table(table)
+    assert text.documents(tmp_path / ".home").train == ["train/data-0.arrow"]
+
+
 def test_parts_that_a_data_set_calls_train_and_test_are_that(tmp_path, base):
     for name in ("train-0.jsonl", "test-0.jsonl", "validation-0.jsonl", "training-notes.jsonl"):
         lines = speech("abcdefgh", 60, len(name))

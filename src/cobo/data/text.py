@@ -12,6 +12,7 @@ COLUMN = "text"
 TABLES = (".parquet", ".arrow", ".jsonl")
 KINDS = (*TABLES, ".json", ".txt")
 ABOUT = ("dataset_info.json", "dataset_dict.json", "dataset_infos.json", "state.json")  # not texts, but about them
+CACHE = "cache-*.arrow"  # what `datasets` has made of a table before, of its test part as well
 PATIENCE = 10  # seconds for an answer of the hub
 FARTHEST = 0.1  # by which a part of a text may be larger than was asked for, because documents are not cut
 
@@ -81,9 +82,11 @@ def divided(texts: Sequence[str], share: float) -> Divided:
 
 
 def _files(folder: Path) -> list[Path]:
-    """The files with texts: tables, if there are any, and what is about them left out."""
+    """The files with texts: tables, if there are any; what is about them, or hidden, or a cache is left out."""
     found = sorted(p for p in folder.rglob("*") if p.suffix in KINDS and p.name not in ABOUT and p.is_file())
-    return [p for p in found if p.suffix in TABLES] or found
+    shown = [p for p in found if not any(part.startswith(".") for part in p.relative_to(folder).parts)]
+    given = [p for p in shown if not p.match(CACHE)]
+    return [p for p in given if p.suffix in TABLES] or given
 
 
 def _is_of(split: str, file: Path, folder: Path) -> bool:
