@@ -131,6 +131,16 @@ def test_parts_that_a_data_set_calls_train_and_test_are_that(tmp_path, base):
     assert len({t.split()[0] for t in text.documents(tmp_path).train}) == 3
 
 
+def test_the_innermost_name_says_which_part_a_file_is_of(tmp_path):
+    for name in ("train/a", "test/b", "train/test-0", "test/2024/train/c", "train/validation", "test/latest"):
+        path = tmp_path / f"{name}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"text": name}))
+    train, test = text.documents(tmp_path)
+    assert sorted(train) == ["test/2024/train/c", "train/a"]
+    assert sorted(test) == ["test/b", "test/latest", "train/test-0"]
+
+
 def test_a_part_of_a_data_set_of_the_hub_is_asked_for_by_its_folder(tmp_path, monkeypatch):
     hub = pytest.importorskip("huggingface_hub")
     asked = {}

@@ -50,7 +50,7 @@ def documents(source: str | Path) -> Divided:
         files = [path]
     else:
         raise DataError(f"{source} is not there; it should be a text file, a folder of a data set, or hf:OWNER/NAME")
-    named = {split: [file for file in files if _is_of(split, file, path)] for split in ("train", "test")}
+    named = {split: [file for file in files if _split(file, path) == split] for split in ("train", "test")}
     if not all(named.values()):
         named = {"train": files, "test": []}
     parts = {split: [t for file in some for t in _read(file) if t.strip()] for split, some in named.items()}
@@ -89,10 +89,15 @@ def _files(folder: Path) -> list[Path]:
     return [p for p in given if p.suffix in TABLES] or given
 
 
-def _is_of(split: str, file: Path, folder: Path) -> bool:
-    """Whether a file, or a folder on the way to it, is called after a split: train.txt, test-00000-of-00002.parquet."""
+def _split(file: Path, folder: Path) -> str | None:
+    """The part of a data set that a file is of: what it, or else the innermost folder, is called after.
+
+    >>> _split(Path("wiki/train/test-00000-of-00002.parquet"), Path("wiki"))
+    'test'
+    """
     parts = file.relative_to(folder).parts if file != folder else ()
-    return any(re.match(rf"{split}([^a-z]|$)", part) for part in parts)
+    found = [re.match(r"(train|test|validation|valid|dev)(?![a-z])", part) for part in reversed(parts)]
+    return next((match[1] for match in found if match), None)
 
 
 def _read(path: Path) -> Iterator[str]:
