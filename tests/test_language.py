@@ -119,7 +119,7 @@ def test_caches_and_hidden_files_are_no_documents(tmp_path):
 
 
 def test_parts_that_a_data_set_calls_train_and_test_are_that(tmp_path, base):
-    for name in ("train-0.jsonl", "test-0.jsonl", "validation-0.jsonl", "training-notes.jsonl"):
+    for name in ("train-0.jsonl", "test-0.jsonl", "validation-0.jsonl", "trained-notes.jsonl"):
         lines = speech("abcdefgh", 60, len(name))
         (tmp_path / name).write_text("".join(json.dumps({"text": f"{name} {line}"}) + "\n" for line in lines))
     train, test = text.documents(tmp_path)
@@ -129,6 +129,24 @@ def test_parts_that_a_data_set_calls_train_and_test_are_that(tmp_path, base):
     assert torch.equal(client.test.tokens, tokens.tokenised(test, base.tokenizer, "a"))
     (tmp_path / "test-0.jsonl").unlink()  # without both, everything is one text
     assert len({t.split()[0] for t in text.documents(tmp_path).train}) == 3
+
+
+@pytest.mark.parametrize(
+    ("train", "test"), [("training", "test"), ("Train", "Test"), ("TRAIN-0", "testing"), ("training/a", "Test/b")]
+)
+def test_train_and_test_may_be_spelled_in_other_ways(tmp_path, train, test):
+    for name in (train, test, "notes"):
+        (tmp_path / f"{name}.jsonl").parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": name}))
+    assert text.documents(tmp_path) == ([train], [test])
+
+
+def test_a_text_to_test_by_is_never_trained_on_because_nothing_is_called_train(tmp_path, base):
+    for name in ("test", "notes"):
+        lines = speech("abcdefgh", 60, 0)
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    with pytest.raises(DataError, match=r"client 'a': .* has text called test, but none called train; call what"):
+        base.client("a", tmp_path, context=CONTEXT)
 
 
 def test_the_innermost_name_says_which_part_a_file_is_of(tmp_path):

@@ -271,6 +271,8 @@ def merge(adapter: str | Path, out: str | Path) -> None:
 def _parts(source: Any, test: Any) -> text.Divided:
     """Documents to train on, and to judge by: what the data set or the user has set apart, or the last ones."""
     train, apart = _documents(source)
+    if apart and not train:
+        raise DataError(f"{source} has text called test, but none called train; call what is to train on train")
     if not isinstance(test, float):
         return text.Divided(train, _documents(test).train)
     return text.Divided(train, apart) if apart else text.divided(train, test)

@@ -13,6 +13,7 @@ TABLES = (".parquet", ".arrow", ".jsonl")
 KINDS = (*TABLES, ".json", ".txt")
 ABOUT = ("dataset_info.json", "dataset_dict.json", "dataset_infos.json", "state.json")  # not texts, but about them
 CACHE = "cache-*.arrow"  # what `datasets` has made of a table before, of its test part as well
+NAMES = r"(train|test|validation|valid|val|dev)(ing)?(?![a-z])"  # of files and folders of a data set's parts
 PATIENCE = 10  # seconds for an answer of the hub
 FARTHEST = 0.1  # by which a part of a text may be larger than was asked for, because documents are not cut
 
@@ -29,9 +30,9 @@ def documents(source: str | Path) -> Divided:
     `hf:OWNER/NAME/FOLDER` for a part of it.
 
     In a text file, blank lines separate documents; without any, every line is one, and the text goes on with the next.
-    In tables (Parquet, Arrow, JSON lines) every row is one: its column `text`. Of a folder whose files, or folders, are
-    called train and test, these are what they are called; others (validation) are not read then. A document that ends
-    with a newline goes on with the next; others end.
+    In tables (Parquet, Arrow, JSON lines) every row is one: its column `text`. Of a folder where a file, or a folder,
+    is called test, those called train (or training, Train) and test are what they are called, and others (validation)
+    are not read. A document that ends with a newline goes on with the next; others end.
     """
     if not str(source).strip():  # which as a path is the folder that one is in
         raise DataError(
@@ -51,10 +52,10 @@ def documents(source: str | Path) -> Divided:
     else:
         raise DataError(f"{source} is not there; it should be a text file, a folder of a data set, or hf:OWNER/NAME")
     named = {split: [file for file in files if _split(file, path) == split] for split in ("train", "test")}
-    if not all(named.values()):
+    if not named["test"]:
         named = {"train": files, "test": []}
     parts = {split: [t for file in some for t in _read(file) if t.strip()] for split, some in named.items()}
-    if not parts["train"]:
+    if not any(parts.values()):
         raise DataError(f"{source} has no text in it")
     return Divided(**parts)
 
@@ -96,7 +97,7 @@ def _split(file: Path, folder: Path) -> str | None:
     'test'
     """
     parts = file.relative_to(folder).parts if file != folder else ()
-    found = [re.match(r"(train|test|validation|valid|dev)(?![a-z])", part) for part in reversed(parts)]
+    found = [re.match(NAMES, part.lower()) for part in reversed(parts)]
     return next((match[1] for match in found if match), None)
 
 
