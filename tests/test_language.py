@@ -149,6 +149,25 @@ def test_a_text_to_test_by_is_never_trained_on_because_nothing_is_called_train(t
         base.client("a", tmp_path, context=CONTEXT)
 
 
+def test_a_client_is_tested_by_the_test_part_of_the_data_set_that_is_given_to_test_by(tmp_path, base):
+    for name in ("train", "test"):
+        lines = speech("abcdefgh", 60, len(name))
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    train, test = text.documents(tmp_path)
+    made = tokens.tokenised(test, base.tokenizer, "a")
+    for source in (tmp_path, speech("mnopqrst", 60, 0)):
+        assert torch.equal(base.client("a", source, test=tmp_path, context=CONTEXT).test.tokens, made)
+    (tmp_path / "train.jsonl").unlink()  # what is called test is enough to test by
+    assert torch.equal(base.client("a", train, test=tmp_path, context=CONTEXT).test.tokens, made)
+
+
+def test_a_text_is_not_tested_by_itself(tmp_path, base):
+    path = tmp_path / "a.txt"
+    path.write_text("".join(speech("abcdefgh", 60, 0)))
+    with pytest.raises(DataError, match="client 'a': it would be tested by the text that it trains on; give another"):
+        base.client("a", path, test=tmp_path, context=CONTEXT, limit=50)
+
+
 def test_the_innermost_name_says_which_part_a_file_is_of(tmp_path):
     for name in ("train/a", "test/b", "train/test-0", "test/2024/train/c", "train/validation", "test/latest"):
         path = tmp_path / f"{name}.jsonl"

@@ -92,8 +92,8 @@ class LanguageModel:
     ) -> Client:
         """A party with its text: a file, a data set (see `cobo.data.text.documents`), or a list of documents.
 
-        The last documents, a share `test` of all characters, judge it; or a text of its own; or the test part of a data
-        set that has one. With `validation`, the last documents of what is left judge it instead, and those to test by
+        The last documents, a share `test` of all characters, judge it; or a text of its own (of a data set its test
+        part, if it has one); or the test part of a data set that has one. With `validation`, the last documents of what is left judge it instead, and those to test by
         are not looked at. It trains on the first `limit` tokens of the rest, and is judged by the first `judge_limit`,
         if there are more.
         """
@@ -274,7 +274,11 @@ def _parts(source: Any, test: Any) -> text.Divided:
     if apart and not train:
         raise DataError(f"{source} has text called test, but none called train; call what is to train on train")
     if not isinstance(test, float):
-        return text.Divided(train, _documents(test).train)
+        others, judged = _documents(test)
+        judged = judged or others
+        if judged == train:
+            raise DataError("it would be tested by the text that it trains on; give another test=, or leave it out")
+        return text.Divided(train, judged)
     return text.Divided(train, apart) if apart else text.divided(train, test)
 
 
