@@ -107,6 +107,38 @@ def test_tables_and_folders_of_a_data_set_are_read(tmp_path):
     assert text.documents(tmp_path) == (["first", "second", "third", "first"], [])
 
 
+@pytest.mark.parametrize("kind", ["string", "large_string", "string_view", "dictionary"])
+@pytest.mark.parametrize("name", ["a.arrow", "b.arrow", "c.feather", "d.parquet"])
+def test_arrow_files_and_streams_with_any_kind_of_strings_are_read(tmp_path, kind, name):
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    strings = pa.dictionary(pa.int32(), pa.string()) if kind == "dictionary" else getattr(pa, kind)()
+    table = pa.table({"text": pa.array(["one", None, "two", "one"], pa.string()).cast(strings)})
+    if name == "d.parquet":
+        parquet.write_table(table, tmp_path / name)
+    else:
+        make = pa.ipc.new_stream if name == "b.arrow" else pa.ipc.new_file
+        with (tmp_path / name).open("wb") as file, make(file, table.schema) as writer:
+            writer.write_table(table, max_chunksize=3)
+    for source in (tmp_path, tmp_path / name):
+        assert text.documents(source).train == ["one", "two", "one"]
+
+
+def test_a_column_of_lists_is_no_text(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(pa.table({"text": [["one"], ["two"]]}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="has no column 'text' of strings; it has text"):
+        text.documents(tmp_path)
+
+
+def test_json_lines_may_begin_with_a_byte_order_mark(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "one"}\n')
+    assert text.documents(tmp_path).train == ["one"]
+
+
 def test_caches_and_hidden_files_are_no_documents(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     for name in ("train/data-0.arrow", "train/cache-1a2b.arrow", ".cache/old.arrow", "train/.draft.arrow"):
@@ -203,6 +235,8 @@ def test_a_part_of_a_data_set_of_the_hub_is_asked_for_by_its_folder(tmp_path, mo
         ("a.jsonl", b"{", "line 1, is not JSON"),
         ("a.parquet", b"nonsense", "is damaged"),
         ("a.arrow", b"nonsense", "is damaged"),
+        ("a.arrow", b"ARROW1 nonsense", "is damaged"),
+        *((f"a{kind}", b"one, two\n", "is a table, not text; save it as") for kind in (".csv", ".TSV", ".xlsx")),
     ],
 )
 def test_bad_texts_get_one_clear_line(tmp_path, name, content, words):

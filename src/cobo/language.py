@@ -92,10 +92,10 @@ class LanguageModel:
     ) -> Client:
         """A party with its text: a file, a data set (see `cobo.data.text.documents`), or a list of documents.
 
-        The last documents, a share `test` of all characters, judge it; or a text of its own (of a data set its test
-        part, if it has one); or the test part of a data set that has one. With `validation`, the last documents of what is left judge it instead, and those to test by
-        are not looked at. It trains on the first `limit` tokens of the rest, and is judged by the first `judge_limit`,
-        if there are more.
+        The last documents, a share `test` of all characters, judge it; or the test part of a data set that has one; or
+        a text of its own, given as `test` (of a data set its test part, if it has one). With `validation`, the last
+        documents of what is left judge it instead, and those to test by are not looked at. It trains on the first
+        `limit` tokens of the rest, and is judged by the first `judge_limit`, if there are more.
         """
         for setting, most in {"context": context, "limit": limit, "judge_limit": judge_limit}.items():
             if most is not None and not (isinstance(most, Integral) and most >= 1):

@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 from cobo.errors import ConfigError, DataError
 
 COLUMN = "text"
-TABLES = (".parquet", ".arrow", ".jsonl")
+TABLES = (".parquet", ".arrow", ".feather", ".jsonl")
 KINDS = (*TABLES, ".json", ".txt")
+SHEETS = (".csv", ".tsv", ".xls", ".xlsx", ".ods")  # which have columns, but are not read
 ABOUT = ("dataset_info.json", "dataset_dict.json", "dataset_infos.json", "state.json")  # not texts, but about them
 CACHE = "cache-*.arrow"  # what `datasets` has made of a table before, of its test part as well
+WHOLE = b"ARROW1"  # how an Arrow file begins, and an Arrow stream does not
 NAMES = r"(train|test|validation|valid|val|dev)(ing)?(?![a-z])"  # of files and folders of a data set's parts
 PATIENCE = 10  # seconds for an answer of the hub
 FARTHEST = 0.1  # by which a part of a text may be larger than was asked for, because documents are not cut
@@ -102,8 +104,12 @@ def _split(file: Path, folder: Path) -> str | None:
 
 
 def _read(path: Path) -> Iterator[str]:
+    if path.suffix.lower() in SHEETS:
+        raise DataError(
+            f"{path} is a table, not text; save it as Parquet or JSON lines with a column {COLUMN!r}, or as a text file"
+        )
     try:
-        if path.suffix in (".parquet", ".arrow"):
+        if path.suffix in (".parquet", ".arrow", ".feather"):
             yield from _table(path)
         elif path.suffix in (".jsonl", ".json"):
             yield from _json_lines(path)
@@ -124,7 +130,7 @@ def _plain(text: str) -> Iterator[str]:
 
 
 def _json_lines(path: Path) -> Iterator[str]:
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8-sig") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
@@ -146,7 +152,13 @@ def _table(path: Path) -> Iterator[str]:
         raise ConfigError(f"{path.name} needs one more package; in cobo's clone: pip install '.[parquet]'") from None
     try:
         with path.open("rb") as file:
-            batches = parquet.ParquetFile(file).iter_batches() if path.suffix == ".parquet" else ipc.open_stream(file)
+            if path.suffix == ".parquet":
+                batches = parquet.ParquetFile(file).iter_batches()
+            elif file.peek(len(WHOLE)).startswith(WHOLE):
+                whole = ipc.open_file(file)
+                batches = (whole.get_batch(number) for number in range(whole.num_record_batches))
+            else:
+                batches = ipc.open_stream(file)
             for batch in batches:
                 if COLUMN not in batch.schema.names or not _is_text(pa, batch.schema.field(COLUMN).type):
                     known = ", ".join(batch.schema.names)
@@ -157,7 +169,9 @@ def _table(path: Path) -> Iterator[str]:
 
 
 def _is_text(pa: Any, kind: Any) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+    """Whether a column's type is one of strings, also where each is stored once and referred to (a dictionary)."""
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return str(kind) in ("string", "large_string", "string_view")
 
 
 def _from_hub(name: str) -> Path:
