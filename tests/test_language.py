@@ -949,6 +949,10 @@ def test_a_hub_that_cannot_be_reached_is_asked_once():
     assert "Retrying" not in done.stderr
 
 
+BAD_VALUES = {"no heads": {"n_head": 0}, "words for numbers": {"n_embd": "x"}, "list for a name": {"model_type": ["a"]}}
+DAMAGES = ["torn", "other shape", "lacking", "code", "torn tokenizer", "list for a config", *BAD_VALUES]
+
+
 def damaged(tiny_gpt, folder: Path, how: str) -> Path:
     from safetensors.torch import load_file, save_file
 
@@ -960,6 +964,14 @@ def damaged(tiny_gpt, folder: Path, how: str) -> Path:
         save_file({k: v[:-1] if k.endswith("wte.weight") else v for k, v in load_file(path).items()}, path)
     elif how == "lacking":
         save_file({k: v for k, v in load_file(path).items() if not k.endswith("ln_f.weight")}, path)
+    elif how == "torn tokenizer":
+        path = folder / "tokenizer.json"
+        path.write_text(path.read_text()[:-100])
+    elif how == "list for a config":
+        (folder / "config.json").write_text("[]")
+    elif how in BAD_VALUES:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | BAD_VALUES[how]))
     else:  # code of its own, which would be run if somebody said so
         config = json.loads((folder / "config.json").read_text())
         config |= {"model_type": "mine", "auto_map": {"AutoConfig": "conf.Conf", "AutoModelForCausalLM": "conf.Model"}}
@@ -968,16 +980,27 @@ def damaged(tiny_gpt, folder: Path, how: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("how", ["torn", "other shape", "lacking", "code"])
+@pytest.mark.parametrize("how", DAMAGES)
 def test_damaged_models_get_one_clear_line_and_their_code_never_runs(tiny_gpt, tmp_path, how, monkeypatch):
     from cobo.language import LanguageModel
 
     monkeypatch.setattr("sys.stdin", io.StringIO("y\ny\n"))
     folder = damaged(tiny_gpt, tmp_path / "model", how)
-    with pytest.raises(ConfigError, match="cannot be loaded") as caught:
+    with pytest.raises(ConfigError, match=f"{folder}' cannot be loaded: ") as caught:
         LanguageModel(folder)
     assert "\n" not in str(caught.value)
     assert not (folder / "ran").exists()
+
+
+@pytest.mark.parametrize("left", [3, 10, 100, 3000, -50])
+def test_a_model_in_one_file_that_is_cut_gets_one_clear_line(tiny_gguf, tmp_path, left):
+    from cobo.language import LanguageModel
+
+    path = tmp_path / "cut.gguf"
+    path.write_bytes(tiny_gguf.read_bytes()[:left])
+    with pytest.raises(ConfigError, match=f"{path}' cannot be loaded: ") as caught:
+        LanguageModel(path)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_model_is_looked_at_wherever_it_is_made_and_named_if_its_numbers_are_none(tiny_gpt, tmp_path):

@@ -41,7 +41,6 @@ class LanguageModel:
         if dtype not in DTYPES:
             raise ConfigError(f"dtype = {dtype!r} should be one of {', '.join(DTYPES)}")
         try:
-            from transformers import AutoModelForCausalLM, AutoTokenizer
             from transformers.utils import logging
 
             if "gguf_file" in options:
@@ -49,24 +48,7 @@ class LanguageModel:
         except ImportError:
             raise ConfigError("language models need more packages; in cobo's clone: pip install '.[llm]'") from None
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-        options["trust_remote_code"] = False
-        alone = not Path(place).is_dir() and not text.hub_answers(place, "model")
-        options["local_files_only"] = alone
-        try:
-            self.tokenizer = AutoTokenizer.from_pretrained(place, **options)
-            read: Any = AutoModelForCausalLM.from_pretrained(
-                place, dtype=DTYPES[dtype], use_safetensors="gguf_file" not in options or None,
-                output_loading_info=True, **options, **_unpacked(options),
-            )  # fmt: skip
-        except (OSError, ValueError, ImportError, KeyError, RuntimeError, SafetensorError) as error:
-            nowhere = alone and isinstance(error, OSError)
-            reason = "there is no such folder here, and the hub cannot be reached" if nowhere else _reason(error)
-            raise ConfigError(f"language model {self.source!r} cannot be loaded: {reason}") from None
-        base, found = read
-        if lacking := sorted(map(str, [*found["missing_keys"], *found["mismatched_keys"]])):
-            raise ConfigError(f"language model {self.source!r} cannot be loaded: {lacking[0]} is not in its files")
-        if not getattr(self.tokenizer, "is_fast", False):
-            raise ConfigError(f"language model {self.source!r} has no fast tokenizer (tokenizer.json), which is needed")
+        self.tokenizer, base = _loaded(place, options, DTYPES[dtype], self.source)
         self._said: set[str] = set()
         self.reads = f"tokens of tokenizer {tokens.fingerprint(self.tokenizer)}"
         self.base: nn.Module = base.requires_grad_(False)
@@ -188,6 +170,35 @@ class LanguageModel:
             return adapted
 
         return make
+
+
+def _loaded(place: str, options: Mapping[str, Any], dtype: torch.dtype, source: str) -> tuple[Any, Any]:
+    """The tokenizer and the model, both whole; whatever is wrong with files of others is told in one line."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    alone = not Path(place).is_dir() and not text.hub_answers(place, "model")
+    options = {**options, "trust_remote_code": False, "local_files_only": alone}
+    part = "config"
+    try:
+        config = AutoConfig.from_pretrained(place, **options)
+        part = "tokenizer"
+        tokenizer: Any = AutoTokenizer.from_pretrained(place, **options)
+        part = "config or weights"
+        read: Any = AutoModelForCausalLM.from_pretrained(
+            place, config=config, dtype=dtype, use_safetensors="gguf_file" not in options or None,
+            output_loading_info=True, **options, **_unpacked(options),
+        )  # fmt: skip
+    except Exception as error:
+        nowhere = alone and isinstance(error, OSError)
+        reason = "there is no such folder here, and the hub cannot be reached" if nowhere else _reason(error)
+        where = "" if nowhere else f"its {part}: "
+        raise ConfigError(f"language model {source!r} cannot be loaded: {where}{reason}") from None
+    base, found = read
+    if lacking := sorted(map(str, [*found["missing_keys"], *found["mismatched_keys"]])):
+        raise ConfigError(f"language model {source!r} cannot be loaded: {lacking[0]} is not in its files")
+    if not getattr(tokenizer, "is_fast", False):
+        raise ConfigError(f"language model {source!r} has no fast tokenizer (tokenizer.json), which is needed")
+    return tokenizer, base
 
 
 @torch.enable_grad()
@@ -333,4 +344,4 @@ def _packaged(name: str) -> Path:
 
 
 def _reason(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
+    return " ".join(str(error).split())[:300] or type(error).__name__
