@@ -1003,6 +1003,21 @@ def test_a_model_in_one_file_that_is_cut_gets_one_clear_line(tiny_gguf, tmp_path
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("named", ["_attn_implementation", "attn_implementation", "_experts_implementation"])
+def test_code_that_a_config_names_is_not_fetched(tiny_gpt, tmp_path, named, monkeypatch):
+    from transformers import modeling_utils
+
+    from cobo.language import LanguageModel
+
+    asked = []
+    monkeypatch.setattr(modeling_utils, "lazy_import_flash_attention", lambda *name, **_: asked.append(name))
+    folder = shutil.copytree(tiny_gpt, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {named: "somebody/kernel"}))
+    assert LanguageModel(folder).base.config._attn_implementation == "cobo"  # our own, in place of torch's
+    assert asked == []
+
+
 def test_a_model_is_looked_at_wherever_it_is_made_and_named_if_its_numbers_are_none(tiny_gpt, tmp_path):
     import transformers
 

@@ -181,6 +181,8 @@ def _loaded(place: str, options: Mapping[str, Any], dtype: torch.dtype, source: 
     part = "config"
     try:
         config = AutoConfig.from_pretrained(place, **options)
+        config._attn_implementation = None  # a name in the file may be that of code on the hub, which would be run
+        config._experts_implementation = None
         part = "tokenizer"
         tokenizer: Any = AutoTokenizer.from_pretrained(place, **options)
         part = "config or weights"
