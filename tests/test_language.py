@@ -1003,6 +1003,28 @@ def test_a_model_in_one_file_that_is_cut_gets_one_clear_line(tiny_gguf, tmp_path
     assert "\n" not in str(caught.value)
 
 
+def test_a_model_without_its_tokenizer_is_refused(tiny_gpt, tmp_path):
+    from cobo.language import LanguageModel
+
+    folder = shutil.copytree(tiny_gpt, tmp_path / "model")
+    for path in folder.glob("tokenizer*"):
+        path.unlink()
+    with pytest.raises(ConfigError, match="its tokenizer gives all words the same tokens; put its own"):
+        LanguageModel(folder)
+
+
+def test_a_tokenizer_that_knows_few_words_and_no_capitals_is_taken(tiny_gpt, tmp_path):
+    import tokenizers
+
+    from cobo.language import LanguageModel
+
+    folder = shutil.copytree(tiny_gpt, tmp_path / "model")
+    few = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<unk>": 0, "<end>": 1, "water": 2}, unk_token="<unk>"))
+    few.normalizer = tokenizers.normalizers.Lowercase()
+    few.save(str(folder / "tokenizer.json"))
+    assert LanguageModel(folder).tokenizer.backend_tokenizer.encode("Water").ids == [2]
+
+
 @pytest.mark.parametrize("named", ["_attn_implementation", "attn_implementation", "_experts_implementation"])
 def test_code_that_a_config_names_is_not_fetched(tiny_gpt, tmp_path, named, monkeypatch):
     from transformers import modeling_utils

@@ -25,6 +25,7 @@ from cobo.federation.windows import Windows
 
 TEST = 0.1
 FEW = 500  # tokens to judge by, below which it is said
+WORDS = ("a", "b", "1", "2", "water", "fire", "\N{CJK UNIFIED IDEOGRAPH-6C34}")  # any tokenizer knows one of them
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -200,7 +201,18 @@ def _loaded(place: str, options: Mapping[str, Any], dtype: torch.dtype, source: 
         raise ConfigError(f"language model {source!r} cannot be loaded: {lacking[0]} is not in its files")
     if not getattr(tokenizer, "is_fast", False):
         raise ConfigError(f"language model {source!r} has no fast tokenizer (tokenizer.json), which is needed")
+    if _tells_nothing_apart(tokenizer):
+        raise ConfigError(
+            f"language model {source!r} cannot be loaded: its tokenizer gives all words the same tokens; put its own "
+            "tokenizer.json beside the model"
+        )
     return tokenizer, base
+
+
+def _tells_nothing_apart(tokenizer: Any) -> bool:
+    """As of one that is made up where files of a tokenizer are missing: it knows no word at all."""
+    encode = tokenizer.backend_tokenizer.encode
+    return len({tuple(encode(word, add_special_tokens=False).ids) for word in WORDS}) == 1
 
 
 @torch.enable_grad()
