@@ -365,6 +365,14 @@ def test_documents_end_with_the_end_of_text_unless_they_go_on(base):
     assert end not in tokens.tokenised(["ab bc\n", "de\n"], base.tokenizer, "a").tolist()
 
 
+def test_a_half_of_a_character_is_replaced_and_a_whole_one_is_kept(base, tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text(r'{"text": "bad \ud83d \udE00 good \ud83d\ude00"}')
+    for texts in (text.documents(path).train, ["bad \ud83d \ude00 good \U0001f600"]):
+        made = tokens.tokenised(texts, base.tokenizer, "a")[:-1]  # without the end of text
+        assert base.tokenizer.decode(made.tolist()) == "bad \ufffd \ufffd good \U0001f600"
+
+
 def test_tokenizers_that_truncate_or_pad_do_not_do_it_to_texts(tiny_gpt, base, tmp_path):
     from cobo.language import LanguageModel
 

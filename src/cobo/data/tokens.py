@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from cobo.data import store
 from cobo.training.checkpoint import write_atomic
 
 AT_ONCE = 1000  # documents
+LONE = re.compile(r"[\ud800-\udfff]")  # halves of characters, which are in no text but that of broken JSON
 
 
 def tokenised(texts: Sequence[str], tokenizer: Any, name: str, limit: int | None = None) -> Tensor:
@@ -67,7 +69,7 @@ def _encoded(texts: Sequence[str], tokenizer: Any, name: str, limit: int | None 
         for start in range(0, len(texts), AT_ONCE):
             if limit is not None and count >= limit:
                 break
-            some = list(texts[start : start + AT_ONCE])
+            some = [LONE.sub("\ufffd", text) for text in texts[start : start + AT_ONCE]]
             ids: list[int] = []
             for text, encoded in zip(some, rules.encode_batch(some, add_special_tokens=False), strict=True):
                 ids += encoded.ids if text.endswith("\n") else encoded.ids + end
