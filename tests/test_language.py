@@ -12,6 +12,8 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -355,6 +357,38 @@ def test_a_damaged_cache_is_made_again(base, tmp_path):
     (kept,) = (tmp_path / "cache" / "cobo" / "tokens").iterdir()
     kept.write_bytes(b"torn")
     assert torch.equal(tokens.tokenised(texts, base.tokenizer, "a"), made)
+
+
+def test_a_cache_that_cannot_be_written_to_ends_no_run(base, tmp_path, monkeypatch):
+    texts = speech("abcdefgh", 5, 3)
+    made = tokens.tokenised(texts, base.tokenizer, "a")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert torch.equal(tokens.tokenised(texts, base.tokenizer, "a"), made)
+
+
+def test_threads_may_make_the_same_tokens_at_once_and_a_full_disk_leaves_nothing(base, tmp_path, monkeypatch):
+    texts, both, write = speech("abcdefgh", 5, 3), threading.Barrier(2, timeout=60), tokens.write_synced
+    used = set()
+
+    def together(path, content):
+        used.add(path)
+        both.wait()
+        write(path, content)
+
+    monkeypatch.setattr(tokens, "write_synced", together)
+    with ThreadPoolExecutor(2) as pool:
+        made = list(pool.map(lambda name: tokens.tokenised(texts, base.tokenizer, name), "ab"))
+    assert torch.equal(*made)
+    assert len(used) == 2
+
+    def full(path, content):
+        write(path, content[:10])
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(tokens, "write_synced", full)
+    tokens.tokenised(texts[:3], base.tokenizer, "a")
+    assert len(list((tmp_path / "cache" / "cobo" / "tokens").iterdir())) == 1
 
 
 def test_documents_end_with_the_end_of_text_unless_they_go_on(base):

@@ -4,6 +4,9 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -14,7 +17,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from cobo.data import store
-from cobo.training.checkpoint import write_atomic
+from cobo.training.checkpoint import write_synced
 
 AT_ONCE = 1000  # documents
 LONE = re.compile(r"[\ud800-\udfff]")  # halves of characters, which are in no text but that of broken JSON
@@ -32,9 +35,18 @@ def tokenised(texts: Sequence[str], tokenizer: Any, name: str, limit: int | None
     except (OSError, SafetensorError, KeyError):
         pass  # not there yet, or damaged: it is made (again)
     tokens = _encoded(texts, tokenizer, name, limit)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, save({"tokens": tokens}))
+    _keep(path, tokens)
     return tokens
+
+
+def _keep(path: Path, tokens: Tensor) -> None:
+    """For the next time; where the cache cannot be written to, a run that has its tokens goes on without."""
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=".writing-", dir=path.parent) as aside:  # another for every thread
+            whole = Path(aside) / path.name
+            write_synced(whole, save({"tokens": tokens}))
+            whole.replace(path)
 
 
 def fingerprint(tokenizer: Any) -> str:
