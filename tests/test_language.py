@@ -317,6 +317,14 @@ def test_tokens_are_made_once_and_kept_by_content(base, monkeypatch):
         tokens.tokenised([*texts, "more\n"], base.tokenizer, "a")
 
 
+def test_a_tokenizer_is_looked_at_once_for_all_texts_that_are_kept(base, monkeypatch):
+    lines = speech("abcdefgh", 60, 0)
+    first = base.client("a", lines, context=CONTEXT)
+    assert torch.equal(tokens.tokenised(lines[:54], base.tokenizer, "a"), first.train.tokens)
+    monkeypatch.setattr(tokens, "_whole", lambda _: pytest.fail("it was looked at again"))
+    assert torch.equal(base.client("b", lines, context=CONTEXT).train.tokens, first.train.tokens)
+
+
 def test_nothing_is_read_beyond_the_limit(base, monkeypatch):
     monkeypatch.setattr(tokens, "AT_ONCE", 5)
     texts = speech("abcdefgh", 30, 3)

@@ -23,13 +23,15 @@ AT_ONCE = 1000  # documents
 LONE = re.compile(r"[\ud800-\udfff]")  # halves of characters, which are in no text but that of broken JSON
 
 
-def tokenised(texts: Sequence[str], tokenizer: Any, name: str, limit: int | None = None) -> Tensor:
+def tokenised(
+    texts: Sequence[str], tokenizer: Any, name: str, limit: int | None = None, *, mark: str | None = None
+) -> Tensor:
     """The tokens of all documents in a row, int32, each with the end-of-text token behind it, if the tokenizer has one.
 
     Where a document ends with a newline, the text goes on with the next, and there is none. With `limit`, the first so
-    many; what comes after is not read. `name` is for the bar.
+    many; what comes after is not read. `name` is for the bar. `mark` is the tokenizer's `fingerprint`, if it is known.
     """
-    path = store.cache("tokens") / f"{_checksum(texts, tokenizer, limit)}.safetensors"
+    path = store.cache("tokens") / f"{_checksum(texts, mark or fingerprint(tokenizer), limit)}.safetensors"
     try:
         return load_file(path)["tokens"]
     except (OSError, SafetensorError, KeyError):
@@ -61,8 +63,8 @@ def _whole(tokenizer: Any) -> Any:
     return type(tokenizer.backend_tokenizer).from_str(json.dumps(described | {"truncation": None, "padding": None}))
 
 
-def _checksum(texts: Sequence[str], tokenizer: Any, limit: int | None) -> str:
-    digest = hashlib.sha256(f"{fingerprint(tokenizer)} {limit or 'all'}".encode())
+def _checksum(texts: Sequence[str], mark: str, limit: int | None) -> str:
+    digest = hashlib.sha256(f"{mark} {limit or 'all'}".encode())
     for text in texts:
         digest.update(len(text).to_bytes(8, "little"))
         digest.update(text.encode(errors="surrogatepass"))
