@@ -96,19 +96,18 @@ class LanguageModel:
                 rest, judged = text.divided(rest, validation)
             train = tokens.tokenised(rest, self.tokenizer, name, limit, mark=self._mark)
             known = tokens.tokenised(judged, self.tokenizer, name, judge_limit, mark=self._mark)
-            if limit is not None and len(train) < limit:
-                self._say(f"client {name!r} has {len(train):,} tokens to train on, not {limit:,}")
-            if len(known) < FEW:
-                self._say(
-                    f"client {name!r} is judged by {len(known) - 1} tokens only, which says little; test more text"
-                )
-            return Client(
+            client = Client(
                 name,
                 Windows(train, context, reads=self.reads),
                 Windows.side_by_side(known, context, reads=self.reads),
             )
         except DataError as error:
             raise DataError(f"client {name!r}: {error}") from None
+        if limit is not None and len(train) < limit:
+            self._say(f"client {name!r} has {len(train):,} tokens to train on, not {limit:,}")
+        if len(known) < FEW:
+            self._say(f"client {name!r} is judged by {len(known) - 1} tokens only, which says little; test more text")
+        return client
 
     def _say(self, line: str) -> None:
         """On stderr, once: a run makes its clients twice, for the outlook and for itself."""
