@@ -1419,9 +1419,24 @@ def test_help_pages_become_documents(tmp_path):
             <p class="paragraph">{long.format("English, not translated")}</p>"""
         (folder / "a.html").write_text(page)
         (folder / "b.html").write_text(page + f'<p class="paragraph">{long.format("b, " + code)}</p>')
-    assert libreoffice_help("ca", tmp_path) == [f"{long.format('ca')} bold!", long.format("b, ca")]
+    assert sorted(libreoffice_help("ca", tmp_path)) == [long.format("b, ca"), f"{long.format('ca')} bold!"]
     with pytest.raises(DataError, match="install Debian's package libreoffice-help-de"):
         libreoffice_help("de", tmp_path)
+
+
+def test_every_book_of_help_is_trained_on_and_tested_by_and_no_page_is_on_both_sides(tmp_path):
+    books = ("sbasic", "scalc", "simpress", "swriter")
+    for code in ("ca", "es"):
+        for book in books:
+            for page in range(20):
+                folder = tmp_path / code / "text" / book
+                folder.mkdir(parents=True, exist_ok=True)
+                paragraph = f"{code} {book}/{page} is a paragraph that is long enough to be kept"
+                (folder / f"{page}.html").write_text(f'<p class="paragraph">{paragraph}</p>')
+    pages = {code: [page.split()[1] for page in libreoffice_help(code, tmp_path)] for code in ("ca", "es")}
+    assert pages["ca"] == pages["es"]
+    for part in text.divided(pages["ca"], 0.25):
+        assert {page.split("/")[0] for page in part} == set(books)
 
 
 @pytest.mark.slow
