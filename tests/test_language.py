@@ -1381,6 +1381,18 @@ def test_other_texts_than_the_four_languages(tiny_gpt, tmp_path, texts):
     assert [c.name for c in small(tiny_gpt, where).build(0).clients] == ["north", "south"]
 
 
+def test_the_settings_of_a_run_say_where_its_files_are_from_any_folder(tiny_gpt, tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("".join(speech("abcdefgh", 60, 0)))
+    shutil.copytree(tiny_gpt, tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    texts = 'texts={north="a.txt", south="hf:somebody/wiki", west="b.txt", east=""}'
+    settings = small(tiny_gpt, texts, "model=./model").plain()
+    assert settings["model"] == str(tmp_path / "model")
+    given = {"north": str(tmp_path / "a.txt"), "south": "hf:somebody/wiki", "west": "b.txt", "east": ""}
+    assert settings["texts"] == given
+    assert small(tiny_gpt, "model=gpt2").plain()["model"] == "gpt2"  # a name on the hub
+
+
 def test_the_experiment_hands_its_settings_on(tiny_gpt, texts):
     settings = ("rank=2", "alpha=6", "dropout=0.3", 'targets=["c_attn"]', "checkpointing=true", "judge_tokens=20")
     parts = small(tiny_gpt, *settings, "precision=bfloat16").build(0)
