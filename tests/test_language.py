@@ -1278,6 +1278,7 @@ def test_the_preset_has_the_papers_numbers():
     assert (experiment.lr, experiment.dropout, experiment.rank, experiment.optimizer) == (0.002, 0.1, 4, "adamw")
     assert experiment.method("ditto").lam == 0.1
     assert experiment.method("cobo").domain == "simplex"
+    assert experiment.judge_tokens == 80_000  # ours: however large a corpus is
 
 
 def test_the_small_preset_has_the_model_of_a_package_and_weights_that_sum_to_one():
