@@ -7,10 +7,11 @@ import torch.nn.functional as F
 from cobo import attention
 
 
-@pytest.mark.parametrize("shared", [6, 2, 1])
-def test_looking_back_is_causal_attention_with_shared_heads(shared):
+@pytest.mark.parametrize(("shared", "wide"), [(6, 8), (2, 8), (1, 8), (2, 5)])
+def test_looking_back_is_causal_attention_with_shared_heads_and_values_of_any_width(shared, wide):
     generator = torch.Generator().manual_seed(0)
-    heads = [torch.randn(2, h, 10, 8, generator=generator).requires_grad_() for h in (6, shared, shared)]
+    shapes = (6, 8), (shared, 8), (shared, wide)  # heads and width of queries, keys, values
+    heads = [torch.randn(2, h, 10, w, generator=generator).requires_grad_() for h, w in shapes]
     found = attention.look_back(*heads, 0.3)
     kernel = F.scaled_dot_product_attention(*heads, is_causal=True, scale=0.3, enable_gqa=True)
     torch.testing.assert_close(found, kernel.transpose(1, 2))

@@ -12,6 +12,8 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -107,8 +109,51 @@ def test_tables_and_folders_of_a_data_set_are_read(tmp_path):
     assert text.documents(tmp_path) == (["first", "second", "third", "first"], [])
 
 
+@pytest.mark.parametrize("kind", ["string", "large_string", "string_view", "dictionary"])
+@pytest.mark.parametrize("name", ["a.arrow", "b.arrow", "c.feather", "d.parquet"])
+def test_arrow_files_and_streams_with_any_kind_of_strings_are_read(tmp_path, kind, name):
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    strings = pa.dictionary(pa.int32(), pa.string()) if kind == "dictionary" else getattr(pa, kind)()
+    table = pa.table({"text": pa.array(["one", None, "two", "one"], pa.string()).cast(strings)})
+    if name == "d.parquet":
+        parquet.write_table(table, tmp_path / name)
+    else:
+        make = pa.ipc.new_stream if name == "b.arrow" else pa.ipc.new_file
+        with (tmp_path / name).open("wb") as file, make(file, table.schema) as writer:
+            writer.write_table(table, max_chunksize=3)
+    for source in (tmp_path, tmp_path / name):
+        assert text.documents(source).train == ["one", "two", "one"]
+
+
+def test_a_column_of_lists_is_no_text(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(pa.table({"text": [["one"], ["two"]]}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="has no column 'text' of strings; it has text"):
+        text.documents(tmp_path)
+
+
+def test_json_lines_may_begin_with_a_byte_order_mark(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "one"}\n')
+    assert text.documents(tmp_path).train == ["one"]
+
+
+def test_caches_and_hidden_files_are_no_documents(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    for name in ("train/data-0.arrow", "train/cache-1a2b.arrow", ".cache/old.arrow", "train/.draft.arrow"):
+        path = tmp_path / ".home" / name  # the folder that is asked for may be hidden itself
+        path.parent.mkdir(parents=True, exist_ok=True)
+        table = pyarrow.table({"text": [name]})
+        with path.open("wb") as file, pyarrow.ipc.new_stream(file, table.schema) as writer:
+            writer.write_table(table)
+    assert text.documents(tmp_path / ".home").train == ["train/data-0.arrow"]
+
+
 def test_parts_that_a_data_set_calls_train_and_test_are_that(tmp_path, base):
-    for name in ("train-0.jsonl", "test-0.jsonl", "validation-0.jsonl", "training-notes.jsonl"):
+    for name in ("train-0.jsonl", "test-0.jsonl", "validation-0.jsonl", "trained-notes.jsonl"):
         lines = speech("abcdefgh", 60, len(name))
         (tmp_path / name).write_text("".join(json.dumps({"text": f"{name} {line}"}) + "\n" for line in lines))
     train, test = text.documents(tmp_path)
@@ -118,6 +163,53 @@ def test_parts_that_a_data_set_calls_train_and_test_are_that(tmp_path, base):
     assert torch.equal(client.test.tokens, tokens.tokenised(test, base.tokenizer, "a"))
     (tmp_path / "test-0.jsonl").unlink()  # without both, everything is one text
     assert len({t.split()[0] for t in text.documents(tmp_path).train}) == 3
+
+
+@pytest.mark.parametrize(
+    ("train", "test"), [("training", "test"), ("Train", "Test"), ("TRAIN-0", "testing"), ("training/a", "Test/b")]
+)
+def test_train_and_test_may_be_spelled_in_other_ways(tmp_path, train, test):
+    for name in (train, test, "notes"):
+        (tmp_path / f"{name}.jsonl").parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": name}))
+    assert text.documents(tmp_path) == ([train], [test])
+
+
+def test_a_text_to_test_by_is_never_trained_on_because_nothing_is_called_train(tmp_path, base):
+    for name in ("test", "notes"):
+        lines = speech("abcdefgh", 60, 0)
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    with pytest.raises(DataError, match=r"client 'a': .* has text called test, but none called train; call what"):
+        base.client("a", tmp_path, context=CONTEXT)
+
+
+def test_a_client_is_tested_by_the_test_part_of_the_data_set_that_is_given_to_test_by(tmp_path, base):
+    for name in ("train", "test"):
+        lines = speech("abcdefgh", 60, len(name))
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    train, test = text.documents(tmp_path)
+    made = tokens.tokenised(test, base.tokenizer, "a")
+    for source in (tmp_path, speech("mnopqrst", 60, 0)):
+        assert torch.equal(base.client("a", source, test=tmp_path, context=CONTEXT).test.tokens, made)
+    (tmp_path / "train.jsonl").unlink()  # what is called test is enough to test by
+    assert torch.equal(base.client("a", train, test=tmp_path, context=CONTEXT).test.tokens, made)
+
+
+def test_a_text_is_not_tested_by_itself(tmp_path, base):
+    path = tmp_path / "a.txt"
+    path.write_text("".join(speech("abcdefgh", 60, 0)))
+    with pytest.raises(DataError, match="client 'a': it would be tested by the text that it trains on; give another"):
+        base.client("a", path, test=tmp_path, context=CONTEXT, limit=50)
+
+
+def test_the_innermost_name_says_which_part_a_file_is_of(tmp_path):
+    for name in ("train/a", "test/b", "train/test-0", "test/2024/train/c", "train/validation", "test/latest"):
+        path = tmp_path / f"{name}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"text": name}))
+    train, test = text.documents(tmp_path)
+    assert sorted(train) == ["test/2024/train/c", "train/a"]
+    assert sorted(test) == ["test/b", "test/latest", "train/test-0"]
 
 
 def test_a_part_of_a_data_set_of_the_hub_is_asked_for_by_its_folder(tmp_path, monkeypatch):
@@ -145,6 +237,8 @@ def test_a_part_of_a_data_set_of_the_hub_is_asked_for_by_its_folder(tmp_path, mo
         ("a.jsonl", b"{", "line 1, is not JSON"),
         ("a.parquet", b"nonsense", "is damaged"),
         ("a.arrow", b"nonsense", "is damaged"),
+        ("a.arrow", b"ARROW1 nonsense", "is damaged"),
+        *((f"a{kind}", b"one, two\n", "is a table, not text; save it as") for kind in (".csv", ".TSV", ".xlsx")),
     ],
 )
 def test_bad_texts_get_one_clear_line(tmp_path, name, content, words):
@@ -223,6 +317,14 @@ def test_tokens_are_made_once_and_kept_by_content(base, monkeypatch):
         tokens.tokenised([*texts, "more\n"], base.tokenizer, "a")
 
 
+def test_a_tokenizer_is_looked_at_once_for_all_texts_that_are_kept(base, monkeypatch):
+    lines = speech("abcdefgh", 60, 0)
+    first = base.client("a", lines, context=CONTEXT)
+    assert torch.equal(tokens.tokenised(lines[:54], base.tokenizer, "a"), first.train.tokens)
+    monkeypatch.setattr(tokens, "_whole", lambda _: pytest.fail("it was looked at again"))
+    assert torch.equal(base.client("b", lines, context=CONTEXT).train.tokens, first.train.tokens)
+
+
 def test_nothing_is_read_beyond_the_limit(base, monkeypatch):
     monkeypatch.setattr(tokens, "AT_ONCE", 5)
     texts = speech("abcdefgh", 30, 3)
@@ -265,12 +367,52 @@ def test_a_damaged_cache_is_made_again(base, tmp_path):
     assert torch.equal(tokens.tokenised(texts, base.tokenizer, "a"), made)
 
 
+def test_a_cache_that_cannot_be_written_to_ends_no_run(base, tmp_path, monkeypatch):
+    texts = speech("abcdefgh", 5, 3)
+    made = tokens.tokenised(texts, base.tokenizer, "a")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert torch.equal(tokens.tokenised(texts, base.tokenizer, "a"), made)
+
+
+def test_threads_may_make_the_same_tokens_at_once_and_a_full_disk_leaves_nothing(base, tmp_path, monkeypatch):
+    texts, both, write = speech("abcdefgh", 5, 3), threading.Barrier(2, timeout=60), tokens.write_synced
+    used = set()
+
+    def together(path, content):
+        used.add(path)
+        both.wait()
+        write(path, content)
+
+    monkeypatch.setattr(tokens, "write_synced", together)
+    with ThreadPoolExecutor(2) as pool:
+        made = list(pool.map(lambda name: tokens.tokenised(texts, base.tokenizer, name), "ab"))
+    assert torch.equal(*made)
+    assert len(used) == 2
+
+    def full(path, content):
+        write(path, content[:10])
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(tokens, "write_synced", full)
+    tokens.tokenised(texts[:3], base.tokenizer, "a")
+    assert len(list((tmp_path / "cache" / "cobo" / "tokens").iterdir())) == 1
+
+
 def test_documents_end_with_the_end_of_text_unless_they_go_on(base):
     end = base.tokenizer.eos_token_id
     made = tokens.tokenised(["ab bc\ncd", "de"], base.tokenizer, "a").tolist()
     assert made.count(end) == 2
     assert made[-1] == end
     assert end not in tokens.tokenised(["ab bc\n", "de\n"], base.tokenizer, "a").tolist()
+
+
+def test_a_half_of_a_character_is_replaced_and_a_whole_one_is_kept(base, tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text(r'{"text": "bad \ud83d \udE00 good \ud83d\ude00"}')
+    for texts in (text.documents(path).train, ["bad \ud83d \ude00 good \U0001f600"]):
+        made = tokens.tokenised(texts, base.tokenizer, "a")[:-1]  # without the end of text
+        assert base.tokenizer.decode(made.tolist()) == "bad \ufffd \ufffd good \U0001f600"
 
 
 def test_tokenizers_that_truncate_or_pad_do_not_do_it_to_texts(tiny_gpt, base, tmp_path):
@@ -410,11 +552,12 @@ def test_passes_over_all_samples_weigh_by_their_tokens(ask, monkeypatch):
         torch.testing.assert_close(products.norm_i[0], expected.norm())
 
 
-def test_too_little_text_gets_one_clear_line(base):
+def test_too_little_text_gets_one_clear_line(base, capsys):
     with pytest.raises(DataError, match=r"client 'a': there are \d+ tokens to train on, too few for a window of 16"):
         base.client("a", ["a\n"] * 8, context=CONTEXT)
     with pytest.raises(DataError, match="client 'a': there are 0 tokens to judge by"):
-        base.client("a", speech("abcdefgh", 9, 0), test=[], context=CONTEXT)
+        base.client("a", speech("abcdefgh", 9, 0), test=[], context=CONTEXT, limit=10**6)
+    assert capsys.readouterr().err == ""
     with pytest.raises(ConfigError, match="context = 64 is more than the 32 tokens"):
         base.client("a", speech("abcdefgh", 9, 0), context=64)
 
@@ -819,7 +962,7 @@ def test_text_of_another_tokenizer_gets_one_clear_line(base, tmp_path, tiny_gpt)
     with pytest.raises(DataError, match="but the model reads tokens of tokenizer"):
         cobo.fit(parties(stranger), model=base.adapters(), loss="next_token", rounds=1)
     mixed = [*parties(base)[:2], stranger.client("west", speech("mnopqrst", 60, 3), context=CONTEXT)]
-    with pytest.raises(DataError, match="client 'west': train samples look like tokens of tokenizer"):
+    with pytest.raises(DataError, match=r"client 'west': train samples look like tokens of .* make all by one"):
         cobo.fit(mixed, model=base.adapters(), loss="next_token", rounds=1)
 
 
@@ -857,6 +1000,10 @@ def test_a_hub_that_cannot_be_reached_is_asked_once():
     assert "Retrying" not in done.stderr
 
 
+BAD_VALUES = {"no heads": {"n_head": 0}, "words for numbers": {"n_embd": "x"}, "list for a name": {"model_type": ["a"]}}
+DAMAGES = ["torn", "other shape", "lacking", "code", "torn tokenizer", "list for a config", *BAD_VALUES]
+
+
 def damaged(tiny_gpt, folder: Path, how: str) -> Path:
     from safetensors.torch import load_file, save_file
 
@@ -868,6 +1015,14 @@ def damaged(tiny_gpt, folder: Path, how: str) -> Path:
         save_file({k: v[:-1] if k.endswith("wte.weight") else v for k, v in load_file(path).items()}, path)
     elif how == "lacking":
         save_file({k: v for k, v in load_file(path).items() if not k.endswith("ln_f.weight")}, path)
+    elif how == "torn tokenizer":
+        path = folder / "tokenizer.json"
+        path.write_text(path.read_text()[:-100])
+    elif how == "list for a config":
+        (folder / "config.json").write_text("[]")
+    elif how in BAD_VALUES:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | BAD_VALUES[how]))
     else:  # code of its own, which would be run if somebody said so
         config = json.loads((folder / "config.json").read_text())
         config |= {"model_type": "mine", "auto_map": {"AutoConfig": "conf.Conf", "AutoModelForCausalLM": "conf.Model"}}
@@ -876,16 +1031,64 @@ def damaged(tiny_gpt, folder: Path, how: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("how", ["torn", "other shape", "lacking", "code"])
+@pytest.mark.parametrize("how", DAMAGES)
 def test_damaged_models_get_one_clear_line_and_their_code_never_runs(tiny_gpt, tmp_path, how, monkeypatch):
     from cobo.language import LanguageModel
 
     monkeypatch.setattr("sys.stdin", io.StringIO("y\ny\n"))
     folder = damaged(tiny_gpt, tmp_path / "model", how)
-    with pytest.raises(ConfigError, match="cannot be loaded") as caught:
+    with pytest.raises(ConfigError, match=f"{folder}' cannot be loaded: ") as caught:
         LanguageModel(folder)
     assert "\n" not in str(caught.value)
     assert not (folder / "ran").exists()
+
+
+@pytest.mark.parametrize("left", [3, 10, 100, 3000, -50])
+def test_a_model_in_one_file_that_is_cut_gets_one_clear_line(tiny_gguf, tmp_path, left):
+    from cobo.language import LanguageModel
+
+    path = tmp_path / "cut.gguf"
+    path.write_bytes(tiny_gguf.read_bytes()[:left])
+    with pytest.raises(ConfigError, match=f"{path}' cannot be loaded: ") as caught:
+        LanguageModel(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_without_its_tokenizer_is_refused(tiny_gpt, tmp_path):
+    from cobo.language import LanguageModel
+
+    folder = shutil.copytree(tiny_gpt, tmp_path / "model")
+    for path in folder.glob("tokenizer*"):
+        path.unlink()
+    with pytest.raises(ConfigError, match="its tokenizer gives all words the same tokens; put its own"):
+        LanguageModel(folder)
+
+
+def test_a_tokenizer_that_knows_few_words_and_no_capitals_is_taken(tiny_gpt, tmp_path):
+    import tokenizers
+
+    from cobo.language import LanguageModel
+
+    folder = shutil.copytree(tiny_gpt, tmp_path / "model")
+    few = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<unk>": 0, "<end>": 1, "water": 2}, unk_token="<unk>"))
+    few.normalizer = tokenizers.normalizers.Lowercase()
+    few.save(str(folder / "tokenizer.json"))
+    assert LanguageModel(folder).tokenizer.backend_tokenizer.encode("Water").ids == [2]
+
+
+@pytest.mark.parametrize("named", ["_attn_implementation", "attn_implementation", "_experts_implementation"])
+def test_code_that_a_config_names_is_not_fetched(tiny_gpt, tmp_path, named, monkeypatch):
+    from transformers import modeling_utils
+
+    from cobo.language import LanguageModel
+
+    asked = []
+    monkeypatch.setattr(modeling_utils, "lazy_import_flash_attention", lambda *name, **_: asked.append(name))
+    folder = shutil.copytree(tiny_gpt, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {named: "somebody/kernel"}))
+    assert LanguageModel(folder).base.config._attn_implementation == "cobo"  # our own, in place of torch's
+    assert asked == []
 
 
 def test_a_model_is_looked_at_wherever_it_is_made_and_named_if_its_numbers_are_none(tiny_gpt, tmp_path):
@@ -1075,6 +1278,7 @@ def test_the_preset_has_the_papers_numbers():
     assert (experiment.lr, experiment.dropout, experiment.rank, experiment.optimizer) == (0.002, 0.1, 4, "adamw")
     assert experiment.method("ditto").lam == 0.1
     assert experiment.method("cobo").domain == "simplex"
+    assert experiment.judge_tokens == 80_000  # ours: however large a corpus is
 
 
 def test_the_small_preset_has_the_model_of_a_package_and_weights_that_sum_to_one():
@@ -1178,6 +1382,18 @@ def test_other_texts_than_the_four_languages(tiny_gpt, tmp_path, texts):
     assert [c.name for c in small(tiny_gpt, where).build(0).clients] == ["north", "south"]
 
 
+def test_the_settings_of_a_run_say_where_its_files_are_from_any_folder(tiny_gpt, tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("".join(speech("abcdefgh", 60, 0)))
+    shutil.copytree(tiny_gpt, tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    texts = 'texts={north="a.txt", south="hf:somebody/wiki", west="b.txt", east=""}'
+    settings = small(tiny_gpt, texts, "model=./model").plain()
+    assert settings["model"] == str(tmp_path / "model")
+    given = {"north": str(tmp_path / "a.txt"), "south": "hf:somebody/wiki", "west": "b.txt", "east": ""}
+    assert settings["texts"] == given
+    assert small(tiny_gpt, "model=gpt2").plain()["model"] == "gpt2"  # a name on the hub
+
+
 def test_the_experiment_hands_its_settings_on(tiny_gpt, texts):
     settings = ("rank=2", "alpha=6", "dropout=0.3", 'targets=["c_attn"]', "checkpointing=true", "judge_tokens=20")
     parts = small(tiny_gpt, *settings, "precision=bfloat16").build(0)
@@ -1216,9 +1432,24 @@ def test_help_pages_become_documents(tmp_path):
             <p class="paragraph">{long.format("English, not translated")}</p>"""
         (folder / "a.html").write_text(page)
         (folder / "b.html").write_text(page + f'<p class="paragraph">{long.format("b, " + code)}</p>')
-    assert libreoffice_help("ca", tmp_path) == [f"{long.format('ca')} bold!", long.format("b, ca")]
+    assert sorted(libreoffice_help("ca", tmp_path)) == [long.format("b, ca"), f"{long.format('ca')} bold!"]
     with pytest.raises(DataError, match="install Debian's package libreoffice-help-de"):
         libreoffice_help("de", tmp_path)
+
+
+def test_every_book_of_help_is_trained_on_and_tested_by_and_no_page_is_on_both_sides(tmp_path):
+    books = ("sbasic", "scalc", "simpress", "swriter")
+    for code in ("ca", "es"):
+        for book in books:
+            for page in range(20):
+                folder = tmp_path / code / "text" / book
+                folder.mkdir(parents=True, exist_ok=True)
+                paragraph = f"{code} {book}/{page} is a paragraph that is long enough to be kept"
+                (folder / f"{page}.html").write_text(f'<p class="paragraph">{paragraph}</p>')
+    pages = {code: [page.split()[1] for page in libreoffice_help(code, tmp_path)] for code in ("ca", "es")}
+    assert pages["ca"] == pages["es"]
+    for part in text.divided(pages["ca"], 0.25):
+        assert {page.split("/")[0] for page in part} == set(books)
 
 
 @pytest.mark.slow

@@ -45,4 +45,4 @@ def look_back(query: Tensor, key: Tensor, value: Tensor, scaling: float, dropout
     ahead = torch.full((tokens, tokens), -torch.inf).triu(1)
     weights = F.dropout(torch.add(ahead, scores, alpha=scaling).softmax(-1), dropout).to(value.dtype)
     looked = weights.view(batch, shared, -1, tokens) @ value
-    return looked.view(batch, heads, tokens, width).transpose(1, 2).contiguous()
+    return looked.view(batch, heads, tokens, -1).transpose(1, 2).contiguous()

@@ -25,6 +25,7 @@ from cobo.federation.windows import Windows
 
 TEST = 0.1
 FEW = 500  # tokens to judge by, below which it is said
+WORDS = ("a", "b", "1", "2", "water", "fire", "\N{CJK UNIFIED IDEOGRAPH-6C34}")  # any tokenizer knows one of them
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -41,7 +42,6 @@ class LanguageModel:
         if dtype not in DTYPES:
             raise ConfigError(f"dtype = {dtype!r} should be one of {', '.join(DTYPES)}")
         try:
-            from transformers import AutoModelForCausalLM, AutoTokenizer
             from transformers.utils import logging
 
             if "gguf_file" in options:
@@ -49,26 +49,10 @@ class LanguageModel:
         except ImportError:
             raise ConfigError("language models need more packages; in cobo's clone: pip install '.[llm]'") from None
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-        options["trust_remote_code"] = False
-        alone = not Path(place).is_dir() and not text.hub_answers(place, "model")
-        options["local_files_only"] = alone
-        try:
-            self.tokenizer = AutoTokenizer.from_pretrained(place, **options)
-            read: Any = AutoModelForCausalLM.from_pretrained(
-                place, dtype=DTYPES[dtype], use_safetensors="gguf_file" not in options or None,
-                output_loading_info=True, **options, **_unpacked(options),
-            )  # fmt: skip
-        except (OSError, ValueError, ImportError, KeyError, RuntimeError, SafetensorError) as error:
-            nowhere = alone and isinstance(error, OSError)
-            reason = "there is no such folder here, and the hub cannot be reached" if nowhere else _reason(error)
-            raise ConfigError(f"language model {self.source!r} cannot be loaded: {reason}") from None
-        base, found = read
-        if lacking := sorted(map(str, [*found["missing_keys"], *found["mismatched_keys"]])):
-            raise ConfigError(f"language model {self.source!r} cannot be loaded: {lacking[0]} is not in its files")
-        if not getattr(self.tokenizer, "is_fast", False):
-            raise ConfigError(f"language model {self.source!r} has no fast tokenizer (tokenizer.json), which is needed")
+        self.tokenizer, base = _loaded(place, options, DTYPES[dtype], self.source)
         self._said: set[str] = set()
-        self.reads = f"tokens of tokenizer {tokens.fingerprint(self.tokenizer)}"
+        self._mark = tokens.fingerprint(self.tokenizer)  # which takes a third of a second for 50,000 words
+        self.reads = f"tokens of tokenizer {self._mark}"
         self.base: nn.Module = base.requires_grad_(False)
         attention.use_it(base)
         base.config.use_cache = False  # keys and values of earlier tokens are of use only where text is made
@@ -92,10 +76,10 @@ class LanguageModel:
     ) -> Client:
         """A party with its text: a file, a data set (see `cobo.data.text.documents`), or a list of documents.
 
-        The last documents, a share `test` of all characters, judge it; or a text of its own; or the test part of a data
-        set that has one. With `validation`, the last documents of what is left judge it instead, and those to test by
-        are not looked at. It trains on the first `limit` tokens of the rest, and is judged by the first `judge_limit`,
-        if there are more.
+        The last documents, a share `test` of all characters, judge it; or the test part of a data set that has one; or
+        a text of its own, given as `test` (of a data set its test part, if it has one). With `validation`, the last
+        documents of what is left judge it instead, and those to test by are not looked at. It trains on the first
+        `limit` tokens of the rest, and is judged by the first `judge_limit`, if there are more.
         """
         for setting, most in {"context": context, "limit": limit, "judge_limit": judge_limit}.items():
             if most is not None and not (isinstance(most, Integral) and most >= 1):
@@ -110,21 +94,20 @@ class LanguageModel:
             rest, judged = _parts(source, test)
             if validation:
                 rest, judged = text.divided(rest, validation)
-            train = tokens.tokenised(rest, self.tokenizer, name, limit)
-            known = tokens.tokenised(judged, self.tokenizer, name, judge_limit)
-            if limit is not None and len(train) < limit:
-                self._say(f"client {name!r} has {len(train):,} tokens to train on, not {limit:,}")
-            if len(known) < FEW:
-                self._say(
-                    f"client {name!r} is judged by {len(known) - 1} tokens only, which says little; test more text"
-                )
-            return Client(
+            train = tokens.tokenised(rest, self.tokenizer, name, limit, mark=self._mark)
+            known = tokens.tokenised(judged, self.tokenizer, name, judge_limit, mark=self._mark)
+            client = Client(
                 name,
                 Windows(train, context, reads=self.reads),
                 Windows.side_by_side(known, context, reads=self.reads),
             )
         except DataError as error:
             raise DataError(f"client {name!r}: {error}") from None
+        if limit is not None and len(train) < limit:
+            self._say(f"client {name!r} has {len(train):,} tokens to train on, not {limit:,}")
+        if len(known) < FEW:
+            self._say(f"client {name!r} is judged by {len(known) - 1} tokens only, which says little; test more text")
+        return client
 
     def _say(self, line: str) -> None:
         """On stderr, once: a run makes its clients twice, for the outlook and for itself."""
@@ -188,6 +171,48 @@ class LanguageModel:
             return adapted
 
         return make
+
+
+def _loaded(place: str, options: Mapping[str, Any], dtype: torch.dtype, source: str) -> tuple[Any, Any]:
+    """The tokenizer and the model, both whole; whatever is wrong with files of others is told in one line."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    alone = not Path(place).is_dir() and not text.hub_answers(place, "model")
+    options = {**options, "trust_remote_code": False, "local_files_only": alone}
+    part = "config"
+    try:
+        config = AutoConfig.from_pretrained(place, **options)
+        config._attn_implementation = None  # a name in the file may be that of code on the hub, which would be run
+        config._experts_implementation = None
+        part = "tokenizer"
+        tokenizer: Any = AutoTokenizer.from_pretrained(place, **options)
+        part = "config or weights"
+        read: Any = AutoModelForCausalLM.from_pretrained(
+            place, config=config, dtype=dtype, use_safetensors="gguf_file" not in options or None,
+            output_loading_info=True, **options, **_unpacked(options),
+        )  # fmt: skip
+    except Exception as error:
+        nowhere = alone and isinstance(error, OSError)
+        reason = "there is no such folder here, and the hub cannot be reached" if nowhere else _reason(error)
+        where = "" if nowhere else f"its {part}: "
+        raise ConfigError(f"language model {source!r} cannot be loaded: {where}{reason}") from None
+    base, found = read
+    if lacking := sorted(map(str, [*found["missing_keys"], *found["mismatched_keys"]])):
+        raise ConfigError(f"language model {source!r} cannot be loaded: {lacking[0]} is not in its files")
+    if not getattr(tokenizer, "is_fast", False):
+        raise ConfigError(f"language model {source!r} has no fast tokenizer (tokenizer.json), which is needed")
+    if _tells_nothing_apart(tokenizer):
+        raise ConfigError(
+            f"language model {source!r} cannot be loaded: its tokenizer gives all words the same tokens; put its own "
+            "tokenizer.json beside the model"
+        )
+    return tokenizer, base
+
+
+def _tells_nothing_apart(tokenizer: Any) -> bool:
+    """As of one that is made up where files of a tokenizer are missing: it knows no word at all."""
+    encode = tokenizer.backend_tokenizer.encode
+    return len({tuple(encode(word, add_special_tokens=False).ids) for word in WORDS}) == 1
 
 
 @torch.enable_grad()
@@ -271,8 +296,14 @@ def merge(adapter: str | Path, out: str | Path) -> None:
 def _parts(source: Any, test: Any) -> text.Divided:
     """Documents to train on, and to judge by: what the data set or the user has set apart, or the last ones."""
     train, apart = _documents(source)
+    if apart and not train:
+        raise DataError(f"{source} has text called test, but none called train; call what is to train on train")
     if not isinstance(test, float):
-        return text.Divided(train, _documents(test).train)
+        others, judged = _documents(test)
+        judged = judged or others
+        if judged == train:
+            raise DataError("it would be tested by the text that it trains on; give another test=, or leave it out")
+        return text.Divided(train, judged)
     return text.Divided(train, apart) if apart else text.divided(train, test)
 
 
@@ -327,4 +358,4 @@ def _packaged(name: str) -> Path:
 
 
 def _reason(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
+    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -1,6 +1,7 @@
 """LibreOffice's help in several languages, from Debian's packages: one source, so that only the language differs."""
 
 from functools import lru_cache
+from hashlib import sha256
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -16,7 +17,8 @@ SHORTEST = 40  # characters of a paragraph that is kept
 def libreoffice_help(language: str, folder: Path = FOLDER) -> list[str]:
     """A document for each page: its paragraphs, each once in all pages, but for those that are not translated.
 
-    What reads the same in two languages is not.
+    What reads the same in two languages is not. Pages come in an order that looks random and is the same in every
+    language, so the last ones are of all books, and about the same pages whatever the language.
     """
     if not (folder / language / "text").is_dir():
         raise DataError(f"{NAME}: {folder / language} is not there; install Debian's package {NAME}-{language}")
@@ -38,12 +40,16 @@ def locate(folder: Path = FOLDER) -> Path | None:
 
 @lru_cache(maxsize=len(LANGUAGES))
 def _pages(folder: Path) -> list[list[str]]:
-    pages = []
-    for path in sorted((folder / "text").rglob("*.html")):
+    pages, texts = [], folder / "text"
+    for path in sorted(texts.rglob("*.html"), key=lambda path: _place(path.relative_to(texts))):
         page = _Paragraphs()
         page.feed(path.read_text(encoding="utf-8", errors="replace"))
         pages.append([text for text in page.found if len(text) >= SHORTEST])
     return pages
+
+
+def _place(path: Path) -> str:
+    return sha256(path.as_posix().encode()).hexdigest()
 
 
 class _Paragraphs(HTMLParser):

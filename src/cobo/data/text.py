@@ -9,9 +9,13 @@ from typing import Any, NamedTuple
 from cobo.errors import ConfigError, DataError
 
 COLUMN = "text"
-TABLES = (".parquet", ".arrow", ".jsonl")
+TABLES = (".parquet", ".arrow", ".feather", ".jsonl")
 KINDS = (*TABLES, ".json", ".txt")
+SHEETS = (".csv", ".tsv", ".xls", ".xlsx", ".ods")  # which have columns, but are not read
 ABOUT = ("dataset_info.json", "dataset_dict.json", "dataset_infos.json", "state.json")  # not texts, but about them
+CACHE = "cache-*.arrow"  # what `datasets` has made of a table before, of its test part as well
+WHOLE = b"ARROW1"  # how an Arrow file begins, and an Arrow stream does not
+NAMES = r"(train|test|validation|valid|val|dev)(ing)?(?![a-z])"  # of files and folders of a data set's parts
 PATIENCE = 10  # seconds for an answer of the hub
 FARTHEST = 0.1  # by which a part of a text may be larger than was asked for, because documents are not cut
 
@@ -28,9 +32,9 @@ def documents(source: str | Path) -> Divided:
     `hf:OWNER/NAME/FOLDER` for a part of it.
 
     In a text file, blank lines separate documents; without any, every line is one, and the text goes on with the next.
-    In tables (Parquet, Arrow, JSON lines) every row is one: its column `text`. Of a folder whose files, or folders, are
-    called train and test, these are what they are called; others (validation) are not read then. A document that ends
-    with a newline goes on with the next; others end.
+    In tables (Parquet, Arrow, JSON lines) every row is one: its column `text`. Of a folder where a file, or a folder,
+    is called test, those called train (or training, Train) and test are what they are called, and others (validation)
+    are not read. A document that ends with a newline goes on with the next; others end.
     """
     if not str(source).strip():  # which as a path is the folder that one is in
         raise DataError(
@@ -49,11 +53,11 @@ def documents(source: str | Path) -> Divided:
         files = [path]
     else:
         raise DataError(f"{source} is not there; it should be a text file, a folder of a data set, or hf:OWNER/NAME")
-    named = {split: [file for file in files if _is_of(split, file, path)] for split in ("train", "test")}
-    if not all(named.values()):
+    named = {split: [file for file in files if _split(file, path) == split] for split in ("train", "test")}
+    if not named["test"]:
         named = {"train": files, "test": []}
     parts = {split: [t for file in some for t in _read(file) if t.strip()] for split, some in named.items()}
-    if not parts["train"]:
+    if not any(parts.values()):
         raise DataError(f"{source} has no text in it")
     return Divided(**parts)
 
@@ -81,20 +85,31 @@ def divided(texts: Sequence[str], share: float) -> Divided:
 
 
 def _files(folder: Path) -> list[Path]:
-    """The files with texts: tables, if there are any, and what is about them left out."""
+    """The files with texts: tables, if there are any; what is about them, or hidden, or a cache is left out."""
     found = sorted(p for p in folder.rglob("*") if p.suffix in KINDS and p.name not in ABOUT and p.is_file())
-    return [p for p in found if p.suffix in TABLES] or found
+    shown = [p for p in found if not any(part.startswith(".") for part in p.relative_to(folder).parts)]
+    given = [p for p in shown if not p.match(CACHE)]
+    return [p for p in given if p.suffix in TABLES] or given
 
 
-def _is_of(split: str, file: Path, folder: Path) -> bool:
-    """Whether a file, or a folder on the way to it, is called after a split: train.txt, test-00000-of-00002.parquet."""
+def _split(file: Path, folder: Path) -> str | None:
+    """The part of a data set that a file is of: what it, or else the innermost folder, is called after.
+
+    >>> _split(Path("wiki/train/test-00000-of-00002.parquet"), Path("wiki"))
+    'test'
+    """
     parts = file.relative_to(folder).parts if file != folder else ()
-    return any(re.match(rf"{split}([^a-z]|$)", part) for part in parts)
+    found = [re.match(NAMES, part.lower()) for part in reversed(parts)]
+    return next((match[1] for match in found if match), None)
 
 
 def _read(path: Path) -> Iterator[str]:
+    if path.suffix.lower() in SHEETS:
+        raise DataError(
+            f"{path} is a table, not text; save it as Parquet or JSON lines with a column {COLUMN!r}, or as a text file"
+        )
     try:
-        if path.suffix in (".parquet", ".arrow"):
+        if path.suffix in (".parquet", ".arrow", ".feather"):
             yield from _table(path)
         elif path.suffix in (".jsonl", ".json"):
             yield from _json_lines(path)
@@ -115,7 +130,7 @@ def _plain(text: str) -> Iterator[str]:
 
 
 def _json_lines(path: Path) -> Iterator[str]:
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8-sig") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
@@ -137,7 +152,13 @@ def _table(path: Path) -> Iterator[str]:
         raise ConfigError(f"{path.name} needs one more package; in cobo's clone: pip install '.[parquet]'") from None
     try:
         with path.open("rb") as file:
-            batches = parquet.ParquetFile(file).iter_batches() if path.suffix == ".parquet" else ipc.open_stream(file)
+            if path.suffix == ".parquet":
+                batches = parquet.ParquetFile(file).iter_batches()
+            elif file.peek(len(WHOLE)).startswith(WHOLE):
+                whole = ipc.open_file(file)
+                batches = (whole.get_batch(number) for number in range(whole.num_record_batches))
+            else:
+                batches = ipc.open_stream(file)
             for batch in batches:
                 if COLUMN not in batch.schema.names or not _is_text(pa, batch.schema.field(COLUMN).type):
                     known = ", ".join(batch.schema.names)
@@ -148,7 +169,9 @@ def _table(path: Path) -> Iterator[str]:
 
 
 def _is_text(pa: Any, kind: Any) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+    """Whether a column's type is one of strings, also where each is stored once and referred to (a dictionary)."""
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return str(kind) in ("string", "large_string", "string_view")
 
 
 def _from_hub(name: str) -> Path:

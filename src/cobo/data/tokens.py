@@ -2,7 +2,11 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -13,26 +17,38 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from cobo.data import store
-from cobo.training.checkpoint import write_atomic
+from cobo.training.checkpoint import write_synced
 
 AT_ONCE = 1000  # documents
+LONE = re.compile(r"[\ud800-\udfff]")  # halves of characters, which are in no text but that of broken JSON
 
 
-def tokenised(texts: Sequence[str], tokenizer: Any, name: str, limit: int | None = None) -> Tensor:
+def tokenised(
+    texts: Sequence[str], tokenizer: Any, name: str, limit: int | None = None, *, mark: str | None = None
+) -> Tensor:
     """The tokens of all documents in a row, int32, each with the end-of-text token behind it, if the tokenizer has one.
 
     Where a document ends with a newline, the text goes on with the next, and there is none. With `limit`, the first so
-    many; what comes after is not read. `name` is for the bar.
+    many; what comes after is not read. `name` is for the bar. `mark` is the tokenizer's `fingerprint`, if it is known.
     """
-    path = store.cache("tokens") / f"{_checksum(texts, tokenizer, limit)}.safetensors"
+    path = store.cache("tokens") / f"{_checksum(texts, mark or fingerprint(tokenizer), limit)}.safetensors"
     try:
         return load_file(path)["tokens"]
     except (OSError, SafetensorError, KeyError):
         pass  # not there yet, or damaged: it is made (again)
     tokens = _encoded(texts, tokenizer, name, limit)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, save({"tokens": tokens}))
+    _keep(path, tokens)
     return tokens
+
+
+def _keep(path: Path, tokens: Tensor) -> None:
+    """For the next time; where the cache cannot be written to, a run that has its tokens goes on without."""
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=".writing-", dir=path.parent) as aside:  # another for every thread
+            whole = Path(aside) / path.name
+            write_synced(whole, save({"tokens": tokens}))
+            whole.replace(path)
 
 
 def fingerprint(tokenizer: Any) -> str:
@@ -47,8 +63,8 @@ def _whole(tokenizer: Any) -> Any:
     return type(tokenizer.backend_tokenizer).from_str(json.dumps(described | {"truncation": None, "padding": None}))
 
 
-def _checksum(texts: Sequence[str], tokenizer: Any, limit: int | None) -> str:
-    digest = hashlib.sha256(f"{fingerprint(tokenizer)} {limit or 'all'}".encode())
+def _checksum(texts: Sequence[str], mark: str, limit: int | None) -> str:
+    digest = hashlib.sha256(f"{mark} {limit or 'all'}".encode())
     for text in texts:
         digest.update(len(text).to_bytes(8, "little"))
         digest.update(text.encode(errors="surrogatepass"))
@@ -67,7 +83,7 @@ def _encoded(texts: Sequence[str], tokenizer: Any, name: str, limit: int | None 
         for start in range(0, len(texts), AT_ONCE):
             if limit is not None and count >= limit:
                 break
-            some = list(texts[start : start + AT_ONCE])
+            some = [LONE.sub("\ufffd", text) for text in texts[start : start + AT_ONCE]]
             ids: list[int] = []
             for text, encoded in zip(some, rules.encode_batch(some, add_special_tokens=False), strict=True):
                 ids += encoded.ids if text.endswith("\n") else encoded.ids + end

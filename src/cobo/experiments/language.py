@@ -1,10 +1,11 @@
 """The paper's language experiment (section 4.3): every client fine-tunes adapters on text in its own language."""
 
+import os
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from cobo.compute.blueprint import resolved
 from cobo.data import libreoffice_help, wikipedia
@@ -15,6 +16,15 @@ from cobo.methods import Method
 
 LANGUAGES = {"catalan": "ca", "spanish": "es", "german": "de", "dutch": "nl"}
 CORPORA = {"wikipedia": wikipedia, "libreoffice-help": libreoffice_help}
+
+
+def _in_full(source: str) -> str:
+    """A path, if something is there: settings that are kept with a run may be used in another folder."""
+    path = os.path.expanduser(source)
+    return os.path.abspath(path) if source.strip() and os.path.exists(path) else source
+
+
+Place = Annotated[str, AfterValidator(_in_full)]
 
 
 class Language(Experiment):
@@ -28,9 +38,9 @@ class Language(Experiment):
 
     what: ClassVar[str] = "paper, section 4.3: 4 clients with 4 languages, adapters on GPT-2 (needs the extra llm)"
 
-    model: str = "gpt2"
+    model: Place = "gpt2"
     corpus: Literal["wikipedia", "libreoffice-help"] = "wikipedia"
-    texts: dict[str, str] = Field(default_factory=dict)
+    texts: dict[str, Place] = Field(default_factory=dict)
     tokens: int | None = Field(default=800_000, ge=1)
     context: int = Field(default=512, ge=1)
     test_share: float = Field(default=0.1, gt=0, lt=1)

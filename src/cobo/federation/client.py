@@ -12,6 +12,7 @@ import torch
 from cobo import draws
 from cobo.errors import ConfigError, DataError
 from cobo.federation.samples import Samples, as_samples
+from cobo.federation.windows import Windows
 
 
 @dataclass(frozen=True, init=False, eq=False)
@@ -69,9 +70,11 @@ def check_clients(clients: Sequence[Client], fewest: int = 2) -> list[Client]:
     for client in clients:
         for part, samples in (("train", client.train), ("test", client.test)):
             if samples is not None and samples.signature != usual:
+                text = isinstance(samples, Windows)
+                remedy = "make all by one LanguageModel and with one context" if text else "convert this client's"
                 raise DataError(
-                    f"client {client.name!r}: {part} samples look like {samples.signature}, but "
-                    f"{other!r} has {usual}; all clients need samples of one shape"
+                    f"client {client.name!r}: {part} samples look like {samples.signature}, but {other!r} has {usual}; "
+                    f"all clients need samples of one shape, so {remedy}"
                 )
     return clients
 
