@@ -467,6 +467,44 @@ def test_the_base_exists_once_however_many_models_there_are(base):
     assert set(own) == {sum(t.numel() for t in result.states["north"].values())}
 
 
+def alive() -> tuple[int, int]:
+    """How many modules there are, and the bytes of all tensors."""
+    gc.collect()
+    things = gc.get_objects()
+    tensors = [t for t in things if issubclass(type(t), torch.Tensor)]
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    return sum(issubclass(type(thing), nn.Module) for thing in things), sum(storages.values())
+
+
+def test_another_client_is_a_few_rows_of_adapters_and_no_module_while_a_run_is_saved_and_after(
+    base, tmp_path, monkeypatch
+):
+    write = cobo.training.result.write_adapter
+
+    def held(n):
+        """What is alive when the last adapter is being written, and when the run is over, beside what was before."""
+        text = Windows.side_by_side(torch.arange(100), CONTEXT, reads=base.reads)
+        clients = [cobo.Client(f"c{k}", train=text, test=text) for k in range(n)]
+        before, found = alive(), []
+
+        def look(folder, name, module):
+            write(folder, name, module)
+            if name == clients[-1].name:
+                found.append(alive())
+
+        monkeypatch.setattr(cobo.training.result, "write_adapter", look)
+        settings = {"method": cobo.CoBo(rate=0.01), "optimizer": "adamw", "rounds": 2, "batch_size": 2}
+        result = cobo.fit(clients, model=base.adapters(rank=2), loss="next_token", out=tmp_path / str(n), **settings)
+        assert len(result.models) == n
+        found.append(alive())
+        return np.array(found) - before
+
+    row = sum(p.nbytes for p in base.adapters(rank=2)().parameters() if p.requires_grad)
+    few, many = held(4), held(64)
+    assert (many[:, 0] == few[:, 0]).all()
+    assert (many[:, 1] - few[:, 1] < 6 * 60 * row).all()
+
+
 def test_models_are_made_for_everyone_when_what_only_training_needs_is_gone(base, monkeypatch):
     left = []
     build = cobo.federation.Federation.build

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from cobo import engines
 from cobo.errors import CheckpointError, ConfigError
@@ -42,7 +42,7 @@ class Membership:
     ) -> None:
         self._federation, self._method, self._training = federation, method, training
         self._roster, self._folder, self._tell = training.roster, folder, tell
-        self.left: dict[str, dict[str, Tensor]] = {}
+        self.left: dict[str, dict[str, Tensor]] = {}  # the numbers of the model with which a client left
         self.changes: list[dict[str, Any]] = []
         self._data = {c.name: fingerprint(c.train) for c in federation.clients} if folder is not None else {}
 
@@ -68,10 +68,9 @@ class Membership:
         left = [name for name in before if name not in wanted]
         joined = [name for name in wanted if name not in before]
         for name in left:
-            model = blueprint.build(personal[before.index(name)], buffers_of(name))
-            self.left[name] = blueprint.own(model.state_dict())
+            self.left[name] = blueprint.numbers(personal[before.index(name)], buffers_of(name))
             if self._folder is not None:
-                write_model(self._folder, name, self.left[name])
+                write_model(self._folder, name, blueprint.own(self.left[name]))
         federation.attend(wanted, dict(since) | dict.fromkeys(joined, state.round))
         seats = [None if name in joined else before.index(name) for name in wanted]
         sound = [seat for seat in seats if seat is not None and seat not in state.aside]
@@ -101,11 +100,6 @@ class Membership:
             federation.inherit(k, [seat is not None for seat in seats])
             return mean
         return blueprint.start
-
-    def model(self, name: str) -> nn.Module:
-        """The model with which a client left."""
-        own, blueprint = self.left[name], self._federation.blueprint
-        return blueprint.build(blueprint.row(own, name), {b: own[b] for b in blueprint.buffers})
 
     # Checkpoints
 
