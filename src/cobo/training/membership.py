@@ -10,7 +10,7 @@ from torch import Tensor
 from cobo import engines
 from cobo.errors import CheckpointError, ConfigError
 from cobo.federation import Federation
-from cobo.federation.samples import fingerprint
+from cobo.federation.samples import fingerprints
 from cobo.methods import CoBo, Method, State
 from cobo.training.checkpoint import write_model
 from cobo.training.settings import Training
@@ -44,7 +44,9 @@ class Membership:
         self._roster, self._folder, self._tell = training.roster, folder, tell
         self.left: dict[str, dict[str, Tensor]] = {}  # the numbers of the model with which a client left
         self.changes: list[dict[str, Any]] = []
-        self._data = {c.name: fingerprint(c.train) for c in federation.clients} if folder is not None else {}
+        clients = federation.clients if folder is not None else []
+        self._data = fingerprints({c.name: c.train for c in clients})
+        self._tests = fingerprints({c.name: c.test for c in clients})
 
     def update(self, state: State) -> None:
         """Before a round: let those leave and join whom the roster wants gone or present in it."""
@@ -111,6 +113,7 @@ class Membership:
         return {
             "clients": federation.everyone, "present": federation.names, "since": federation.since.tolist(),
             "changes": self.changes, "roster": self._roster.model_dump(mode="json"), "data": self._data,
+            "tests": self._tests,
         }  # fmt: skip
 
     def restore(self, state: State, facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
@@ -124,12 +127,8 @@ class Membership:
                 self.left.setdefault(name, {})[leaf] = tensor.to(device)
         wanted = self._roster.present(federation.everyone, state.round)
         self._refuse_too_late(state.round, clients, was, wanted)
-        for name, data in facts["data"].items():
-            if self._data.get(name, data) != data:
-                raise CheckpointError(
-                    f"client {name!r} has other training samples than when this run was started; give it the same, or "
-                    "another name"
-                )
+        _refuse_others("training", facts["data"], self._data)
+        _refuse_others("test", facts.get("tests", {}), self._tests)  # which earlier versions did not write
         known = [k for k, name in enumerate(clients) if name in federation.everyone]
         places = [federation.everyone.index(clients[k]) for k in known]
         for name, rows in federation.buffers.items():
@@ -166,6 +165,16 @@ class Membership:
                 )
         if isinstance(self._method, CoBo) and self._method.output == "uniform" and clients != everyone:
             raise CheckpointError("output = 'uniform' gives the models of one round, so the clients cannot change")
+
+
+def _refuse_others(kind: str, were: Mapping[str, str | None], are: Mapping[str, str | None]) -> None:
+    """A client who is here again has the samples that it had."""
+    for name, samples in were.items():
+        if are.get(name, samples) != samples:
+            raise CheckpointError(
+                f"client {name!r} has other {kind} samples than when this run was started; give it the same, or "
+                "another name"
+            )
 
 
 def _bring_a_model(name: str) -> str:
