@@ -12,6 +12,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -26,8 +27,8 @@ from cobo import cli
 from cobo.compute.task import PADDING, Task
 from cobo.data import libreoffice_help, text, tokens
 from cobo.errors import CheckpointError, ConfigError, DataError
-from cobo.experiments import EXPERIMENTS, load_experiment, tune
-from cobo.experiments.language import LANGUAGES, pretrained
+from cobo.experiments import EXPERIMENTS, load_experiment, runner, tune
+from cobo.experiments.language import LANGUAGES, Language, pretrained
 from cobo.federation.windows import Windows
 
 CONTEXT = 16
@@ -1225,6 +1226,26 @@ def test_the_experiment_hands_its_settings_on(tiny_gpt, texts):
     assert model.base_model.model.is_gradient_checkpointing
     assert {len(client.test.tokens) for client in parts.clients} == {20}
     assert {p.dtype for p in model.parameters() if not p.requires_grad} == {torch.bfloat16}
+
+
+def test_while_runs_have_processes_of_their_own_the_first_one_holds_no_base(tiny_gpt, texts, tmp_path, monkeypatch):
+    loaded, alive = [], []
+    build = Language.build
+
+    def spy(self, *given, **options):
+        parts = build(self, *given, **options)
+        loaded.append(weakref.ref(pretrained(self.model, self.precision).base.get_input_embeddings().weight))
+        return parts
+
+    def elsewhere(jobs, *given, **options):
+        alive.extend(weight() for weight in loaded)
+        return []
+
+    monkeypatch.setattr(Language, "build", spy)
+    monkeypatch.setattr(runner, "run_side_by_side", elsewhere)
+    experiment = small(tiny_gpt, "precision=float32")
+    runner.compare(experiment, ["local", "cobo"], [0], tmp_path / "run", resume=False, watch=Silent(), at_once=2)
+    assert alive == [None]
 
 
 def test_a_text_of_one_line_is_too_little(tiny_gpt, tmp_path, monkeypatch, capsys):
