@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -28,8 +29,8 @@ from cobo import cli
 from cobo.compute.task import PADDING, Task
 from cobo.data import libreoffice_help, text, tokens
 from cobo.errors import CheckpointError, ConfigError, DataError
-from cobo.experiments import EXPERIMENTS, load_experiment, tune
-from cobo.experiments.language import LANGUAGES, pretrained
+from cobo.experiments import EXPERIMENTS, load_experiment, runner, tune
+from cobo.experiments.language import LANGUAGES, Language, pretrained
 from cobo.federation.windows import Windows
 
 CONTEXT = 16
@@ -608,6 +609,44 @@ def test_the_base_exists_once_however_many_models_there_are(base):
         assert {p.data_ptr() for p in module.parameters() if not p.requires_grad} == set(places)
     own = [sum(p.numel() for p in module.parameters() if p.requires_grad) for module in result.models.values()]
     assert set(own) == {sum(t.numel() for t in result.states["north"].values())}
+
+
+def alive() -> tuple[int, int]:
+    """How many modules there are, and the bytes of all tensors."""
+    gc.collect()
+    things = gc.get_objects()
+    tensors = [t for t in things if issubclass(type(t), torch.Tensor)]
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    return sum(issubclass(type(thing), nn.Module) for thing in things), sum(storages.values())
+
+
+def test_another_client_is_a_few_rows_of_adapters_and_no_module_while_a_run_is_saved_and_after(
+    base, tmp_path, monkeypatch
+):
+    write = cobo.training.result.write_adapter
+
+    def held(n):
+        """What is alive when the last adapter is being written, and when the run is over, beside what was before."""
+        text = Windows.side_by_side(torch.arange(100), CONTEXT, reads=base.reads)
+        clients = [cobo.Client(f"c{k}", train=text, test=text) for k in range(n)]
+        before, found = alive(), []
+
+        def look(folder, name, module):
+            write(folder, name, module)
+            if name == clients[-1].name:
+                found.append(alive())
+
+        monkeypatch.setattr(cobo.training.result, "write_adapter", look)
+        settings = {"method": cobo.CoBo(rate=0.01), "optimizer": "adamw", "rounds": 2, "batch_size": 2}
+        result = cobo.fit(clients, model=base.adapters(rank=2), loss="next_token", out=tmp_path / str(n), **settings)
+        assert len(result.models) == n
+        found.append(alive())
+        return np.array(found) - before
+
+    row = sum(p.nbytes for p in base.adapters(rank=2)().parameters() if p.requires_grad)
+    few, many = held(4), held(64)
+    assert (many[:, 0] == few[:, 0]).all()
+    assert (many[:, 1] - few[:, 1] < 6 * 60 * row).all()
 
 
 def test_models_are_made_for_everyone_when_what_only_training_needs_is_gone(base, monkeypatch):
@@ -1403,6 +1442,26 @@ def test_the_experiment_hands_its_settings_on(tiny_gpt, texts):
     assert model.base_model.model.is_gradient_checkpointing
     assert {len(client.test.tokens) for client in parts.clients} == {20}
     assert {p.dtype for p in model.parameters() if not p.requires_grad} == {torch.bfloat16}
+
+
+def test_while_runs_have_processes_of_their_own_the_first_one_holds_no_base(tiny_gpt, texts, tmp_path, monkeypatch):
+    loaded, alive = [], []
+    build = Language.build
+
+    def spy(self, *given, **options):
+        parts = build(self, *given, **options)
+        loaded.append(weakref.ref(pretrained(self.model, self.precision).base.get_input_embeddings().weight))
+        return parts
+
+    def elsewhere(jobs, *given, **options):
+        alive.extend(weight() for weight in loaded)
+        return []
+
+    monkeypatch.setattr(Language, "build", spy)
+    monkeypatch.setattr(runner, "run_side_by_side", elsewhere)
+    experiment = small(tiny_gpt, "precision=float32")
+    runner.compare(experiment, ["local", "cobo"], [0], tmp_path / "run", resume=False, watch=Silent(), at_once=2)
+    assert alive == [None]
 
 
 def test_a_text_of_one_line_is_too_little(tiny_gpt, tmp_path, monkeypatch, capsys):

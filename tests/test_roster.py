@@ -19,6 +19,7 @@ from cobo.federation import Federation
 from cobo.methods import METHODS
 from cobo.models import mlp
 from cobo.report.summary import summarise
+from cobo.training.membership import Membership
 
 
 def people(count: int = 4):
@@ -475,6 +476,25 @@ def test_a_client_with_other_data_is_not_taken_for_the_same(tmp_path):
     fewer = cobo.Client("c1", train=(x[:-1], y[:-1]), test=people()[1].test, group=1)
     with pytest.raises(CheckpointError, match="client 'c1' has other training samples"):
         small([people()[0], fewer, people()[2]], out=tmp_path / "run", resume=True)
+
+
+def test_a_run_does_not_go_on_with_other_test_samples(tmp_path):
+    """Or its history would mix two judgements."""
+    stopped(tmp_path, people(3))
+    one, other = people()[1], people()[2]
+    for test in (other.test, None):
+        changed = cobo.Client("c1", train=one.train, test=test, group=1)
+        with pytest.raises(CheckpointError, match="client 'c1' has other test samples than when this run was started"):
+            small([people()[0], changed, people()[2]], out=tmp_path / "run", resume=True)
+    small(people(3), out=tmp_path / "run", resume=True)
+
+
+def test_a_run_goes_on_from_a_checkpoint_that_says_nothing_of_test_samples(tmp_path, monkeypatch):
+    write = Membership.facts
+    with monkeypatch.context() as patch:
+        patch.setattr(Membership, "facts", lambda self: {k: v for k, v in write(self).items() if k != "tests"})
+        stopped(tmp_path, people(3))
+    assert small(people(3), out=tmp_path / "run", resume=True).history[-1]["round"] == 30
 
 
 # Broken clients, and what belongs to a model

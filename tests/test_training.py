@@ -1,9 +1,11 @@
 """The loop: repeatable, resumable, orderly when something goes wrong."""
 
+import copy
 import gc
 import json
 import math
 import os
+import pickle
 import shutil
 import signal
 import threading
@@ -516,6 +518,32 @@ def test_models_of_a_users_own_class_come_back_when_given_again(tmp_path):
     with pytest.raises(CheckpointError, match="model="):
         cobo.load(tmp_path).models["c0"]
     assert torch.equal(cobo.load(tmp_path).states["c0"]["layer.weight"], result.models["c0"].layer.weight)
+
+
+def test_a_model_that_was_asked_for_is_the_same_when_asked_again_and_is_saved_as_it_is_then(tmp_path):
+    result = small(model=Own)
+    assert list(result.models) == result.names
+    assert "c0" in result.models
+    assert "nobody" not in result.models
+    with pytest.raises(KeyError):
+        result.models["nobody"]
+    with pytest.raises(TypeError):
+        result.models["c0"] = nn.Linear(2, 2)
+    model = result.models["c0"]
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    assert result.models["c0"] is model
+    result.save(tmp_path)
+    assert torch.equal(cobo.load(tmp_path, model=Own).models["c0"].layer.weight, model.layer.weight)
+    assert not torch.equal(result.models["c1"].layer.weight, model.layer.weight)
+
+
+def test_a_result_can_be_pickled_and_copied_whatever_makes_its_models(tmp_path):
+    result = small(model=lambda: Own(), out=tmp_path)
+    for one in (result, cobo.load(tmp_path, model=lambda: Own())):
+        assert same(one, pickle.loads(pickle.dumps(one)))
+        assert same(one, copy.deepcopy(one))
 
 
 def test_shared_layers_and_other_types_come_back_as_they_were(tmp_path):

@@ -5,7 +5,9 @@ thousands of page faults, as long as the gradients themselves for many small mod
 """
 
 import ctypes
+import gc
 import sys
+from typing import Any
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _ONE_GIGABYTE = 1 << 30
@@ -16,11 +18,24 @@ def keep_freed_memory() -> None:
 
     The `cobo` command does this for itself. A library should not, so in a program of your own it is yours to call.
     """
+    tune = _of_the_c_library("mallopt")
+    if tune is not None:
+        tune(_MMAP_THRESHOLD, _ONE_GIGABYTE)
+        tune(_TRIM_THRESHOLD, _ONE_GIGABYTE)
+
+
+def give_back_freed_memory() -> None:
+    """What is kept goes to the system after all: other processes need it now."""
+    gc.collect()
+    trim = _of_the_c_library("malloc_trim")
+    if trim is not None:
+        trim(0)
+
+
+def _of_the_c_library(name: str) -> Any:
     if not sys.platform.startswith("linux"):
-        return
+        return None
     try:
-        tune = ctypes.CDLL(None).mallopt
+        return getattr(ctypes.CDLL(None), name)
     except (OSError, AttributeError):
-        return
-    tune(_MMAP_THRESHOLD, _ONE_GIGABYTE)
-    tune(_TRIM_THRESHOLD, _ONE_GIGABYTE)
+        return None

@@ -210,23 +210,25 @@ class Blueprint:
             if current is not value:
                 value.copy_(current.detach())
 
-    def build(self, row: Tensor, buffers: Buffers) -> nn.Module:
-        """A module of its own, in evaluation mode, with the given row and buffers."""
-        loaded = self.load(row.clone(), {k: v.clone() for k, v in buffers.items()})
-        constants: list[Tensor] = [p for p in loaded.parameters() if not p.requires_grad]
-        constants += [b for name, b in loaded.named_buffers() if name not in buffers]
-        module = copy.deepcopy(loaded, {id(t): t for t in constants})  # what is not trained exists once
-        self.load(self.start, self.buffers)
-        for parameter in module.parameters():
-            if parameter.requires_grad:
-                parameter.data = parameter.data.clone()
-        return module.eval()
+    def numbers(self, row: Tensor, buffers: Buffers) -> dict[str, Tensor]:
+        """A copy of one client's row and buffers, by name: each a tensor of its own."""
+        pieces = [piece[0].clone() for piece in self.split(row.detach()[None])]
+        return dict(zip(self.names, pieces, strict=True)) | {name: b.clone() for name, b in buffers.items()}
 
-    def own(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The part of a state_dict that belongs to one client: what is trained, and buffers that training changes."""
-        mine = {id(p) for p in self.parameters}
-        names = {n for n, p in self.module.named_parameters(remove_duplicate=False) if id(p) in mine}
-        return {name: t for name, t in state.items() if name in names or name in self.buffers}
+    def build(self, numbers: Mapping[str, Tensor]) -> nn.Module:
+        """A module in evaluation mode of which these are the numbers, not copied; what is not trained exists once."""
+        instead: dict[int, Tensor] = {id(p): p for p in self.module.parameters() if not p.requires_grad}
+        instead |= {id(b): numbers.get(name, b) for name, b in self.module.named_buffers()}
+        trained = zip(self.names, self.parameters, strict=True)
+        instead |= {id(p): nn.Parameter(numbers[name]) for name, p in trained}
+        return copy.deepcopy(self.module, instead).eval()
+
+    def own(self, numbers: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What is one client's own of a state_dict: what is trained, and buffers that training changes."""
+        first = {id(p): name for name, p in zip(self.names, self.parameters, strict=True)}
+        everywhere = self.module.named_parameters(remove_duplicate=False)  # a layer may have several names
+        names = {name: first[id(p)] for name, p in everywhere if id(p) in first} | {name: name for name in self.buffers}
+        return {key: numbers[names[key]] for key in self.module.state_dict() if key in names}
 
 
 def checksum(module: nn.Module, names: Iterable[str]) -> str:

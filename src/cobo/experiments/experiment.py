@@ -96,6 +96,9 @@ class Experiment(Training):
         of which trains on it; test samples are not looked at.
         """
 
+    def let_go(self) -> None:
+        """Of what `build` keeps in this process from one time to the next."""
+
     def judged_by(self, share: float) -> float:
         """The share of the training samples that judges where a search asks for `share`."""
         return share

@@ -60,6 +60,9 @@ class Language(Experiment):
             )
         return super().method(name)
 
+    def let_go(self) -> None:
+        pretrained.cache_clear()
+
     def judged_by(self, share: float) -> float:
         return self.validation_share or min(share, self.test_share)
 

@@ -8,6 +8,7 @@ from typing import Any
 import tomli_w
 import torch
 
+from cobo.compute.allocator import give_back_freed_memory
 from cobo.compute.task import Task
 from cobo.engines import join
 from cobo.errors import CheckpointError, ConfigError, RunError
@@ -126,6 +127,9 @@ def run_all(jobs: Sequence[Job], *, resume: bool, watch: Watcher, at_once: int =
     for _ in range(len(jobs) - len(waiting)):
         watch.skip()
     if at_once > 1:
+        for job in waiting:
+            job.experiment.let_go()  # each process has its own
+        give_back_freed_memory()
         failures = run_side_by_side(waiting, at_once, resume=resume, watch=watch)
     else:
         failures = _run_in_turn(waiting, resume=resume, watch=watch)

@@ -22,6 +22,7 @@ from cobo.compute.accumulated import Accumulated
 from cobo.compute.batch import Fields
 from cobo.compute.blueprint import Blueprint, BufferPolicy, Buffers, Precision, average_buffers, mean_buffer
 from cobo.compute.executor import Choice, Chosen, choose
+from cobo.compute.on_demand import Models
 from cobo.compute.task import Task
 from cobo.federation.answers import Gradients, Products
 from cobo.federation.augment import Augmentation, check_images, crop_flip
@@ -369,13 +370,14 @@ class Federation(Place):
         """For each client: mean loss, and accuracy (percent) or perplexity, over its whole test set, if it has one."""
         return self._judge.evaluate(models, self._found(clients).tolist(), self.buffers)
 
-    def build(self, models: Tensor, clients: Indices | None = None) -> dict[str, nn.Module]:
-        """A ready module for each of these clients (or all present), by name."""
+    def build(self, models: Tensor, clients: Indices | None = None) -> Models:
+        """A ready module for each of these clients (or all present), by name, with a copy of its row."""
         names = self.names if clients is None else [self.names[k] for k in clients]
-        return {
-            n: self.blueprint.build(row.to(self.device), self.buffers_of(n))
+        numbers = {
+            n: self.blueprint.numbers(row.to(self.device), self.buffers_of(n))
             for n, row in zip(names, models, strict=True)
         }
+        return Models(numbers, self.blueprint.build)
 
     def buffers_of(self, name: str) -> Buffers:
         """The buffers of one client, present or not."""

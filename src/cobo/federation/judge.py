@@ -13,7 +13,7 @@ from cobo.compute.blueprint import Blueprint, Buffers
 from cobo.compute.channels_last import turn_kernels, turned
 from cobo.compute.task import Measured
 from cobo.federation.client import Client
-from cobo.federation.samples import Pool, Samples, TensorSamples
+from cobo.federation.samples import Pool, where
 
 # A forward pass: test samples; images, as convolutions are slower with more; tokens, which have large outputs.
 SAMPLES_AT_ONCE, IMAGES_AT_ONCE, TOKENS_AT_ONCE = 1024, 256, 512
@@ -43,7 +43,7 @@ class Judge:
             if client not in self._samples:
                 results.append({})
                 continue
-            r, c = first.setdefault(_same(self._samples[client]), (row, client))
+            r, c = first.setdefault(where(self._samples[client]), (row, client))
             same = torch.equal(models[r], models[row]) and all(torch.equal(b[c], b[client]) for b in buffers.values())
             if r < row and same:
                 results.append(dict(results[r]))
@@ -95,10 +95,3 @@ class Judge:
         assert self._pool is not None
         batch = self._pool.layout.build(turned(fields) if self._blueprint.convolutional else fields)
         return self._blueprint.measure(module, batch)
-
-
-def _same(samples: Samples) -> Hashable:
-    """The same for samples that are the same, in the same memory."""
-    if not isinstance(samples, TensorSamples):
-        return id(samples)
-    return tuple((f.data_ptr(), f.shape, f.stride(), f.dtype) for f in samples.fields)

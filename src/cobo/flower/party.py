@@ -73,8 +73,8 @@ class Party:
         judged = state.X if order.shared is None or isinstance(method, Ditto) else self._row(order.shared)
         measured = federation.evaluate(judged)[0] if order.evaluate else {}
         if order.evaluate:
-            module = federation.build(judged)[self.name]
-            checkpoint.write_model(self._place(order.run), self.name, federation.blueprint.own(module.state_dict()))
+            numbers = federation.build(judged).numbers[self.name]
+            checkpoint.write_model(self._place(order.run), self.name, federation.blueprint.own(numbers))
         reply: dict[str, Any] = {"measured": measured}
         if order.steps:
             before = state.X.clone()

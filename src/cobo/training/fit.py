@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from cobo.compute.on_demand import Models
 from cobo.compute.task import Loss, Objective, Task
 from cobo.engines import Sharded, join
 from cobo.engines.ranks import Ranks
@@ -139,19 +140,19 @@ def _claim(folder: Path, resume: bool) -> None:
 
 
 def _result(run: Run) -> Result:
-    federation, names = run.federation, run.federation.everyone
+    federation, names, blueprint = run.federation, run.federation.everyone, run.federation.blueprint
     run.state.optimizer.state.clear()  # only training needs it, and it is larger than the models that are made next
     run.state.gradient = run.state.X[:0]
     federation.complete_buffers()
     rows = federation.whole(run.personal)
     if join().leads:
-        here = federation.build(rows)
-        models = {name: here[name] if name in here else run.members.model(name) for name in names}
+        here = federation.build(rows).numbers
+        numbers = {name: here[name] if name in here else run.members.left[name] for name in names}
+        models = Models(numbers, blueprint.build)
     else:
         models = federation.build(run.personal, federation.mine)
-    whole = {name: module.state_dict() for name, module in models.items()}
-    own = {name: federation.blueprint.own(state) for name, state in whole.items()}
-    some = next(iter(whole.values()))
+    whole = blueprint.load(blueprint.start, blueprint.buffers).state_dict()  # no view of a row, which would keep X
+    own = blueprint.own(whole)
     return Result(
         **run.facts,
         models=models,
@@ -160,9 +161,9 @@ def _result(run: Run) -> Result:
         present=federation.names,
         changes=run.members.changes,
         snapshots=run.snapshots,
-        states=own,
-        shared={name: t for name, t in some.items() if name not in federation.blueprint.own(some)},
-        architecture=describe(next(iter(models.values()))),
-        base=federation.blueprint.base,
+        states={name: blueprint.own(numbers) for name, numbers in models.numbers.items()},
+        shared={name: t for name, t in whole.items() if name not in own},
+        architecture=describe(blueprint.module),
+        base=blueprint.base,
         environment=environment(),
     )

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from cobo import engines
 from cobo.errors import CheckpointError, ConfigError
 from cobo.federation import Federation
-from cobo.federation.samples import fingerprint
+from cobo.federation.samples import fingerprints
 from cobo.methods import CoBo, Method, State
 from cobo.training.checkpoint import write_model
 from cobo.training.settings import Training
@@ -42,9 +42,11 @@ class Membership:
     ) -> None:
         self._federation, self._method, self._training = federation, method, training
         self._roster, self._folder, self._tell = training.roster, folder, tell
-        self.left: dict[str, dict[str, Tensor]] = {}
+        self.left: dict[str, dict[str, Tensor]] = {}  # the numbers of the model with which a client left
         self.changes: list[dict[str, Any]] = []
-        self._data = {c.name: fingerprint(c.train) for c in federation.clients} if folder is not None else {}
+        clients = federation.clients if folder is not None else []
+        self._data = fingerprints({c.name: c.train for c in clients})
+        self._tests = fingerprints({c.name: c.test for c in clients})
 
     def update(self, state: State) -> None:
         """Before a round: let those leave and join whom the roster wants gone or present in it."""
@@ -68,10 +70,9 @@ class Membership:
         left = [name for name in before if name not in wanted]
         joined = [name for name in wanted if name not in before]
         for name in left:
-            model = blueprint.build(personal[before.index(name)], buffers_of(name))
-            self.left[name] = blueprint.own(model.state_dict())
+            self.left[name] = blueprint.numbers(personal[before.index(name)], buffers_of(name))
             if self._folder is not None:
-                write_model(self._folder, name, self.left[name])
+                write_model(self._folder, name, blueprint.own(self.left[name]))
         federation.attend(wanted, dict(since) | dict.fromkeys(joined, state.round))
         seats = [None if name in joined else before.index(name) for name in wanted]
         sound = [seat for seat in seats if seat is not None and seat not in state.aside]
@@ -102,11 +103,6 @@ class Membership:
             return mean
         return blueprint.start
 
-    def model(self, name: str) -> nn.Module:
-        """The model with which a client left."""
-        own, blueprint = self.left[name], self._federation.blueprint
-        return blueprint.build(blueprint.row(own, name), {b: own[b] for b in blueprint.buffers})
-
     # Checkpoints
 
     def tensors(self) -> dict[str, Tensor]:
@@ -117,6 +113,7 @@ class Membership:
         return {
             "clients": federation.everyone, "present": federation.names, "since": federation.since.tolist(),
             "changes": self.changes, "roster": self._roster.model_dump(mode="json"), "data": self._data,
+            "tests": self._tests,
         }  # fmt: skip
 
     def restore(self, state: State, facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
@@ -130,12 +127,8 @@ class Membership:
                 self.left.setdefault(name, {})[leaf] = tensor.to(device)
         wanted = self._roster.present(federation.everyone, state.round)
         self._refuse_too_late(state.round, clients, was, wanted)
-        for name, data in facts["data"].items():
-            if self._data.get(name, data) != data:
-                raise CheckpointError(
-                    f"client {name!r} has other training samples than when this run was started; give it the same, or "
-                    "another name"
-                )
+        _refuse_others("training", facts["data"], self._data)
+        _refuse_others("test", facts.get("tests", {}), self._tests)  # which earlier versions did not write
         known = [k for k, name in enumerate(clients) if name in federation.everyone]
         places = [federation.everyone.index(clients[k]) for k in known]
         for name, rows in federation.buffers.items():
@@ -172,6 +165,16 @@ class Membership:
                 )
         if isinstance(self._method, CoBo) and self._method.output == "uniform" and clients != everyone:
             raise CheckpointError("output = 'uniform' gives the models of one round, so the clients cannot change")
+
+
+def _refuse_others(kind: str, were: Mapping[str, str | None], are: Mapping[str, str | None]) -> None:
+    """A client who is here again has the samples that it had."""
+    for name, samples in were.items():
+        if are.get(name, samples) != samples:
+            raise CheckpointError(
+                f"client {name!r} has other {kind} samples than when this run was started; give it the same, or "
+                "another name"
+            )
 
 
 def _bring_a_model(name: str) -> str:

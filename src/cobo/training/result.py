@@ -2,7 +2,7 @@
 
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from cobo.collaboration import graph
 from cobo.compute.blueprint import checksum
+from cobo.compute.on_demand import Models, Numbers
 from cobo.errors import CheckpointError
 from cobo.training.architecture import Description, rebuild
 from cobo.training.checkpoint import made, packed, write_adapter, write_atomic, write_model
@@ -28,11 +29,12 @@ class Result:
     """The outcome of `cobo.fit`; rows and columns of `weights` are in the order of `names`.
 
     `names` are all clients. Those who left before the end have the model they left with, and weight 0 with everyone;
-    `present` are the others; `changes` says who joined and left when.
+    `present` are the others; `changes` says who joined and left when. `models` is a read-only dict: a module is made
+    when it is first asked for, and then kept.
     """
 
     names: list[str]
-    models: dict[str, nn.Module]
+    models: Mapping[str, nn.Module]
     weights: NDArray[np.float32] | None
     history: list[dict[str, Any]]
     method: dict[str, Any]
@@ -81,9 +83,7 @@ class Result:
         folder = made(folder)
         for name, state in self.states.items():
             write_model(folder, name, state)
-        adapted = {name: module for name, module in self.models.items() if hasattr(module, "peft_config")}
-        for name, module in adapted.items():
-            write_adapter(folder, name, module)
+        adapted = self._write_adapters(folder)
         if self.shared and not adapted:
             write_atomic(folder / "shared.safetensors", packed(self.shared))
         else:
@@ -102,6 +102,15 @@ class Result:
         }  # fmt: skip
         write_atomic(folder / "result.json", json.dumps(facts).encode())
 
+    def _write_adapters(self, folder: Path) -> bool:
+        """Adapters, if that is what the models are: whether they are."""
+        for name in self.models:
+            module = self.models.passing(name) if isinstance(self.models, Models) else self.models[name]
+            if not hasattr(module, "peft_config"):
+                return False
+            write_adapter(folder, name, module)
+        return len(self.models) > 0
+
 
 def load_result(folder: str | Path, model: nn.Module | Callable[[], nn.Module] | None = None) -> Result:
     """A result that was saved.
@@ -119,24 +128,19 @@ def load_result(folder: str | Path, model: nn.Module | Callable[[], nn.Module] |
         shared = _tensors(rest) if rest.exists() else {}
     except (OSError, ValueError, KeyError) as error:
         raise CheckpointError(f"{folder} holds no result that can be read: {error}") from error
-    models: dict[str, nn.Module] = _NotRebuilt()
+    models: Mapping[str, nn.Module] = _NotRebuilt()
     if model is not None or facts["architecture"] is not None:
-        for name, state in states.items():
-            module = _empty(model, facts["architecture"])
-            base = module.state_dict() if hasattr(module, "peft_config") else {}  # of adapters it is not in the file
-            try:
-                module.load_state_dict({**base, **shared, **state})
-            except RuntimeError as error:
-                reason = " ".join(str(error).split())
-                raise CheckpointError(f"the model given does not fit what is in {folder}: {reason}") from None
-            models[name] = module.eval()
-        name, some = next(iter(models.items()))  # all have one base
-        frozen = [n for n, _ in some.named_parameters() if n not in states[name]]
-        if hasattr(some, "peft_config") and facts.get("base") not in (None, checksum(some, frozen)):
+        template = _empty(model, facts["architecture"])
+        for state in states.values():
+            _fill(template, {**shared, **state}, folder)
+        own = next(iter(states.values()))
+        frozen = [name for name, _ in template.named_parameters() if name not in own]
+        if hasattr(template, "peft_config") and facts.get("base") not in (None, checksum(template, frozen)):
             raise CheckpointError(
                 f"the model given is not the one that {folder} was trained with: its base, dtype or alpha is another; "
                 "give the same"
             )
+        models = Models(states, _copies(template, own))
     weights = facts["weights"]
     path = folder / "weights.safetensors"
     return Result(
@@ -170,6 +174,28 @@ def _empty(model: nn.Module | Callable[[], nn.Module] | None, architecture: Desc
         once = [p for p in model.parameters() if not p.requires_grad] if hasattr(model, "peft_config") else []
         return copy.deepcopy(model, {id(p): p for p in once})
     return rebuild(architecture or {}) if model is None else model()
+
+
+def _fill(module: nn.Module, state: dict[str, Tensor], folder: Path) -> None:
+    base = module.state_dict() if hasattr(module, "peft_config") else {}  # of adapters it is not in the file
+    try:
+        module.load_state_dict({**base, **state})
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"the model given does not fit what is in {folder}: {reason}") from None
+
+
+def _copies(template: nn.Module, own: Numbers) -> Callable[[Numbers], nn.Module]:
+    """What makes a copy of the template with a client's own numbers; the base of adapters exists once."""
+    tensors = (*template.named_parameters(), *template.named_buffers()) if hasattr(template, "peft_config") else ()
+    once = {id(tensor): tensor for name, tensor in tensors if name not in own}
+
+    def build(state: Numbers) -> nn.Module:
+        module = copy.deepcopy(template, dict(once))
+        module.load_state_dict(state, strict=False)  # that they fit was seen when they were read
+        return module.eval()
+
+    return build
 
 
 class _NotRebuilt(dict[str, nn.Module]):
