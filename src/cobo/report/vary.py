@@ -149,6 +149,8 @@ def figure(results: Results, score: str) -> "Figure":
         for method, handle in _panel(ax, results, measure).items():
             handles.setdefault(method, handle)
         ax.set(xlabel=figures.plain(results["varied"]), ylabel={**NAMES, **PANELS}[measure])
+        if measure == "weights_error":  # what is nearly nothing should look like it
+            ax.set_ylim(-0.01, max(0.2, ax.get_ylim()[1]))
     drawn.legend(
         list(handles.values()), [figures.plain(method) for method in handles], loc="outside right upper", frameon=False
     )
