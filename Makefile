@@ -22,6 +22,7 @@ bench: .venv/installed
 	$(BIN)/python benchmarks/round.py
 
 .venv/installed: pyproject.toml constraints.txt
+	@echo "installing into .venv, about 2 GB: a few minutes"
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@

@@ -402,7 +402,7 @@ def test_the_burst_of_cross_silo_small_finds_the_groups(real, tmp_path, monkeypa
 
 def test_augmentation_is_left_out_by_name_and_a_wrong_name_is_told_what_there_is():
     assert load_experiment("cross-silo", EXPERIMENTS, ["augment=none"]).augment is None
-    with pytest.raises(ConfigError, match=r"augment = 'flip' is not allowed; it should be 'crop-flip'"):
+    with pytest.raises(ConfigError, match=r"augment = 'flip' is not allowed; it should be 'crop-flip' or 'none'"):
         load_experiment("cross-silo", EXPERIMENTS, ["augment=flip"])
 
 

@@ -98,7 +98,8 @@ class Run:
             share = graph.undecided(W)
             if share > graph.UNDECIDED:
                 message = (
-                    f"W is undecided, {100 * share:.0f} % of pairs lie between 0.1 and 0.9; run again with more rounds"
+                    f"W is undecided, {100 * share:.0f} % of pairs lie between 0.1 and 0.9; run again with more rounds "
+                    "or larger questions (ask), beside Local to see what it is worth"
                 )
                 self.tell(event="warning", message=message)
 

@@ -120,6 +120,8 @@ def load_result(folder: str | Path, model: nn.Module | Callable[[], nn.Module] |
     """
     folder = Path(folder)
     try:
+        if not (folder / "result.json").exists():
+            raise CheckpointError(f"{folder} holds no result; of a comparison each run has one, in METHOD/seed-K")
         facts = json.loads((folder / "result.json").read_text())
         if not (folder / "models").exists():
             raise CheckpointError(f"{folder} holds no models; of a run with Flower they are with the clients")

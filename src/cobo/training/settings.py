@@ -40,7 +40,7 @@ class Training(Settings):
     lr: float = Field(default=0.1, gt=0)
     batch_size: int | None = Field(default=32, ge=1)
     accumulate: int = Field(default=1, ge=1)
-    augment: Literal["crop-flip"] | Augmentation | None = None
+    augment: Literal["crop-flip", "none"] | Augmentation | None = None
     momentum: float = Field(default=0.0, ge=0, lt=1)
     weight_decay: float = Field(default=0.0, ge=0)
     optimizer: Literal["sgd", "adamw"] = "sgd"
