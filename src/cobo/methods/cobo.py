@@ -7,6 +7,7 @@ Symbols: X [n, d] the personal models, W [n, n] who learns from whom, rho the pu
 eta the clients' learning rate, t the round of T. A round is Algorithm 1: first W at X^t, then X with the new W.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, Self
 
@@ -123,7 +124,8 @@ class CoBo(Method):
         Or everyone, if groups are not known.
         """
         n, groups = len(federation), federation.groups
-        tied = sum(None in groups or a == b for k, a in enumerate(groups) for b in groups[:k])  # without order
+        sizes = [n] if None in groups else Counter(groups).values()
+        tied = sum(size * (size - 1) / 2 for size in sizes)  # pairs without order
         asked = tied * self._asked(rounds, n, tied=True) + (n * (n - 1) / 2 - tied) * self._asked(rounds, n)
         asked = asked * (1 + (self.pairs == "ordered")) + n * self.self_weight * self._asked(rounds, n, tied=True)
         return float(n + 2 * asked / rounds * federation.cost(federation.places, self.batches).mean())
