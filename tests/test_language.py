@@ -1115,6 +1115,21 @@ def test_a_tokenizer_that_knows_few_words_and_no_capitals_is_taken(tiny_gpt, tmp
     assert LanguageModel(folder).tokenizer.backend_tokenizer.encode("Water").ids == [2]
 
 
+def test_a_text_with_words_that_a_tokenizer_has_no_token_for_gets_one_clear_line(tiny_gpt, tmp_path):
+    import tokenizers
+
+    from cobo.language import LanguageModel
+
+    folder = shutil.copytree(tiny_gpt, tmp_path / "model")
+    few = tokenizers.Tokenizer(tokenizers.models.WordLevel({"water": 0, "<end>": 1}))
+    few.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    few.save(str(folder / "tokenizer.json"))
+    base = LanguageModel(folder)
+    assert base.client("sea", ["water water water"] * 9, context=2).train.tokens[:3].tolist() == [0, 0, 0]
+    with pytest.raises(DataError, match=r"client 'fire': the model's tokenizer cannot read its text: .*UNK"):
+        base.client("fire", ["water and fire"] * 9, context=2)
+
+
 @pytest.mark.parametrize("named", ["_attn_implementation", "attn_implementation", "_experts_implementation"])
 def test_code_that_a_config_names_is_not_fetched(tiny_gpt, tmp_path, named, monkeypatch):
     from transformers import modeling_utils

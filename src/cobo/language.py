@@ -212,7 +212,10 @@ def _loaded(place: str, options: Mapping[str, Any], dtype: torch.dtype, source: 
 def _tells_nothing_apart(tokenizer: Any) -> bool:
     """As of one that is made up where files of a tokenizer are missing: it knows no word at all."""
     encode = tokenizer.backend_tokenizer.encode
-    return len({tuple(encode(word, add_special_tokens=False).ids) for word in WORDS}) == 1
+    try:
+        return len({tuple(encode(word, add_special_tokens=False).ids) for word in WORDS}) == 1
+    except Exception:  # what tokenizers raises where a word is unknown and there is no token for that
+        return False
 
 
 @torch.enable_grad()

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from cobo.data import store
+from cobo.errors import DataError
 from cobo.training.checkpoint import write_synced
 
 AT_ONCE = 1000  # documents
@@ -85,7 +86,11 @@ def _encoded(texts: Sequence[str], tokenizer: Any, name: str, limit: int | None 
                 break
             some = [LONE.sub("\ufffd", text) for text in texts[start : start + AT_ONCE]]
             ids: list[int] = []
-            for text, encoded in zip(some, rules.encode_batch(some, add_special_tokens=False), strict=True):
+            try:
+                known = rules.encode_batch(some, add_special_tokens=False)
+            except Exception as error:  # tokenizers raises no other
+                raise DataError(f"the model's tokenizer cannot read its text: {error}") from None
+            for text, encoded in zip(some, known, strict=True):
                 ids += encoded.ids if text.endswith("\n") else encoded.ids + end
             found.append(torch.tensor(ids, dtype=torch.int32))
             count += len(ids)
