@@ -78,9 +78,8 @@ def main() -> None:
         for name, partner, score in zip(result.names, partners, result.history[-1]["client_perplexity"], strict=True):
             found[name, partner] = score
         if len(who) > 2:
-            federation = Federation(
-                who, parts.model, task=Task(parts.loss), batch_size=experiment.batch_size, precision=training["precision"]
-            )
+            batch, precision = experiment.batch_size, training["precision"]
+            federation = Federation(who, parts.model, task=Task(parts.loss), batch_size=batch, precision=precision)
             X = torch.stack([trained(result.models[name]) for name in names])
             other, middle = without_training(federation, X)
     of = f"{experiment.corpus}, {experiment.rounds} rounds, perplexity of each row's text"

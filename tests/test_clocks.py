@@ -435,6 +435,7 @@ def test_resuming_with_other_clocks_is_refused_by_name(tmp_path):
         ({"times": "trace", "trace": ""}, {}, "cannot be read"),
         ({"blocking": False}, {"roster": {"changes": [{"round": 3, "leave": "c1"}]}}, "a roster"),
         ({"blocking": False}, {"method": cobo.CoBo(mixing="implicit")}, "mixing = 'implicit'"),
+        ({"blocking": False}, {"method": cobo.CoBo(mixing="coupled")}, "mixing = 'coupled'"),
         ({"blocking": False}, {"method": cobo.CoBo(output="uniform")}, "output = 'uniform'"),
         ({"blocking": False}, {"optimizer": "adamw"}, "optimizer = 'adamw'"),
         ({"blocking": False}, {"buffers": "shared"}, "buffers = 'shared'"),

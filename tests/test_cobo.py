@@ -41,7 +41,7 @@ def test_one_round_of_two_clients_by_hand():
     assert state.X.flatten().tolist() == pytest.approx([x1, x2], abs=1e-7)
 
 
-@pytest.mark.parametrize("mixing", ["explicit", "implicit"])
+@pytest.mark.parametrize("mixing", ["explicit", "implicit", "coupled"])
 def test_two_clients_with_fixed_weights_reach_the_minimum_of_the_outer_problem(mixing):
     # Stationary: a_i (x_i - mu_i) + rho (x_i - x_j) = 0 for both, a linear system.
     rho, a, mu = 0.7, (1.0, 3.0), (2.0, -1.0)
@@ -57,6 +57,19 @@ def test_two_clients_with_fixed_weights_reach_the_minimum_of_the_outer_problem(m
         expected = np.linalg.solve(step - np.eye(2) + 0.1 * np.diag(a), 0.1 * np.array([a[0] * mu[0], a[1] * mu[1]]))
     assert state.X.flatten().numpy() == pytest.approx(expected, abs=1e-6)
     assert (state.weights == 1).all()
+
+
+def test_a_coupled_pull_is_part_of_the_gradient_that_the_optimiser_sees():
+    # Models at 5 and 4, gradients 3 and 15; W is 1, so the pull adds 0.7 and -0.7.
+    method = CoBo.paper(rho=0.7, gamma=0.0, sampling="every", mixing="coupled")
+    people = [point_client("one", [2.0], 1.0), point_client("two", [-1.0], 3.0)]
+    federation, state = started(people, Point([5.0]), method, objective=quadratic, lr=0.1)
+    state.X.data[1] = 4.0
+    seen = []
+    state.descend = lambda rows: seen.append(rows.clone())
+    play(method, federation, state, 1)
+    assert seen[0].flatten().tolist() == pytest.approx([3.0 + 0.7, 15.0 - 0.7])
+    assert state.X.flatten().tolist() == [5.0, 4.0]  # what moves them is the optimiser alone
 
 
 @pytest.mark.parametrize("method", [CoBo.paper(rho=0.5, gamma=0.5, sampling="every"), CoBo(gamma=0.2, rho=1.0)])
@@ -144,7 +157,7 @@ def test_pair_gradients_are_taken_at_the_midpoint():
     assert products.norm_j.item() == pytest.approx(4)
 
 
-@pytest.mark.parametrize("mixing", ["explicit", "implicit"])
+@pytest.mark.parametrize("mixing", ["explicit", "implicit", "coupled"])
 def test_zero_weights_equal_local(mixing):
     people = [blobs(n, seed=k) for k, n in enumerate("abc")]
     torch.manual_seed(0)

@@ -437,6 +437,7 @@ def test_when_nobody_is_there_one_line_says_who_is_missing(tmp_path):
         ({"method": "oracle"}, "'cobo', 'local', 'fedavg' or 'ditto'"),
         ({"fedavg.participation": 0.5, "method": "fedavg"}, "participation"),
         ({"cobo.output": "uniform"}, "output"),
+        ({"cobo.mixing": "coupled"}, "coupled"),
         ({"buffers": "shared"}, "buffers"),
         ({"local-step": 2}, "no setting 'local_step'"),
         ({"cobo.rho": 100.0}, "cannot be stable"),

@@ -139,7 +139,7 @@ def test_every_method_gives_the_same_run_on_any_number_of_processes(torchrun, pr
 
 @pytest.mark.slow
 def test_every_method_stopped_on_three_processes_goes_on_with_two(torchrun, alone, tmp_path):
-    cases = [*METHODS, "fc, momentum", "ditto, some", "cobo, implicit"]
+    cases = [*METHODS, "fc, momentum", "ditto, some", "cobo, implicit", "cobo, coupled"]
     finished(torchrun(3, RANKED, "--stop", 25, tmp_path, 50, *cases))
     assert [evaluations(tmp_path / case) for case in cases] == [2] * len(cases)  # of rounds 0 and 20
     finished(torchrun(2, RANKED, "--resume", tmp_path, 50, *cases))

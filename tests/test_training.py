@@ -401,7 +401,7 @@ def test_a_client_set_aside_does_not_pull_the_others():
     poison = Poison()
     poison.bad = True
     clients = [cobo.Client("sick", train=poison), *(blobs(n, seed=k) for k, n in enumerate("ab"))]
-    for mixing in ("explicit", "implicit"):
+    for mixing in ("explicit", "implicit", "coupled"):
         method = cobo.CoBo(rho=1.0, mixing=mixing, gamma=0.0)
         federation = Federation(clients, mlp(2, [4], 2), batch_size=3)
         moved = []

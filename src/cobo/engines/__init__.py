@@ -28,8 +28,8 @@ def check(
     if clocks.blocking or not isinstance(method, CoBo):
         return
     cannot = "clocks: blocking = false is not possible with"
-    if method.mixing == "implicit":
-        raise ConfigError(f"{cannot} cobo.mixing = 'implicit', which needs all models at once; set 'explicit'")
+    if method.mixing != "explicit":
+        raise ConfigError(f"{cannot} cobo.mixing = {method.mixing!r}, which needs all models at once; set 'explicit'")
     if method.output == "uniform":
         raise ConfigError(f"{cannot} cobo.output = 'uniform', as clients are in different rounds; set 'last'")
     if optimizer == "adamw":

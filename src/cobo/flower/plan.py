@@ -71,6 +71,8 @@ class Plan(Training):
             raise ConfigError(f"buffers = 'shared' {cannot}: running statistics stay with the client; set 'local'")
         if isinstance(method, CoBo) and method.output == "uniform":
             raise ConfigError(f"cobo.output = 'uniform' {cannot}, as clients keep their last model; set 'last'")
+        if isinstance(method, CoBo) and method.mixing == "coupled":
+            raise ConfigError(f"cobo.mixing = 'coupled' {cannot}: a client cannot see the others' pull; set 'explicit'")
         if isinstance(method, FedAvg) and method.participation < 1:
             raise ConfigError(f"{method.name}.participation < 1 {cannot}: who does not answer is left out anyway")
         if self.fewest is not None and self.fewest > len(self.clients):

@@ -76,7 +76,7 @@ class CoBo(Method):
     ask: int | Literal["all"] = 1
     pull: Literal["mean", "sum"] = "mean"
     ramp: float = Field(default=0.0, ge=0, le=1)
-    mixing: Literal["explicit", "implicit"] = "explicit"
+    mixing: Literal["explicit", "implicit", "coupled"] = "explicit"
     output: Literal["last", "uniform"] = "last"
 
     @classmethod
@@ -110,7 +110,7 @@ class CoBo(Method):
         largest = mixing.largest_stable(self.pull, len(federation), lr, row_sum=row_sum)
         if self.rho >= largest:
             raise ConfigError(
-                f"rho = {self.rho} cannot be stable with lr = {lr} and {len(federation)} clients: the explicit step "
+                f"rho = {self.rho} cannot be stable with lr = {lr} and {len(federation)} clients: an explicit step "
                 f"needs rho < {largest:.6g}; lower rho or lr, or set mixing = 'implicit'"
             )
 
@@ -198,19 +198,24 @@ class CoBo(Method):
         state.sent += 2 * len(federation) + 4 * len(pairs)
         with state.untouched(~answer.finite):
             if self.mixing == "explicit":  # x <- x - eta rho L x - eta g
-                self._pull_together(state, federation, aside)
+                self._pull_together(state.X, state, federation, aside, state.lr)
                 state.descend(answer.rows)
-            else:  # x <- (I + eta rho L)^-1 (x - eta g)
+            elif self.mixing == "implicit":  # x <- (I + eta rho L)^-1 (x - eta g)
                 state.descend(answer.rows)
-                self._pull_together(state, federation, aside)
+                self._pull_together(state.X, state, federation, aside, state.lr)
+            else:  # the optimiser's step along g + rho L x
+                pulled = state.X.detach().clone()
+                self._pull_together(pulled, state, federation, aside, 1.0)
+                state.descend(answer.rows.add_(pulled.neg_().add_(state.X)))
         return names
 
-    def _pull_together(self, state: State, federation: Federation, aside: Tensor) -> None:
+    def _pull_together(self, X: Tensor, state: State, federation: Federation, aside: Tensor, lr: float) -> None:
         """The outer problem's penalty; who is set aside neither is pulled nor pulls."""
         present = (~aside).cpu().float()
         W = state.tensors["weights"] * present * present[:, None]
-        strength = self.strength(state.lr, state.round, state.rounds)
-        mixing.pull_together(state.X, W, strength, pull=self.pull, step=self.mixing, mix=federation.mix)
+        strength = self.strength(lr, state.round, state.rounds)
+        step: mixing.Step = "implicit" if self.mixing == "implicit" else "explicit"
+        mixing.pull_together(X, W, strength, pull=self.pull, step=step, mix=federation.mix)
 
     def strength(self, lr: float, round: int, rounds: int) -> float:
         """eta rho, growing from 0 over the first share `ramp` of the rounds: who may be a stranger pulls less."""
