@@ -57,7 +57,7 @@ CASES = {
     "cobo": {"method": CoBo(gamma=0.3)},
     "cobo, adamw": {"method": CoBo(gamma=0.3), "optimizer": "adamw", "lr": 0.01},
     "cobo, paper": {"method": CoBo.paper(gamma=0.3, sampling="every"), "models_at_once": 5},
-    "cobo, coupled": {"method": CoBo(gamma=0.3, mixing="coupled"), "model": normed},
+    "cobo, coupled": {"method": CoBo(gamma=0.3, mixing="coupled"), "optimizer": "adamw", "lr": 0.01},
     "cobo, implicit": {"method": CoBo(gamma=0.3, mixing="implicit", output="uniform"), "model": normed},
     "cobo, simplex": {"method": CoBo(gamma=0.3, domain="simplex", self_weight=True, ask=2)},
     "cobo, all samples": {"method": CoBo(gamma=0.3, ask="all", turns="even"), "batch_size": None},

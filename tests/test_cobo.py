@@ -72,6 +72,19 @@ def test_a_coupled_pull_is_part_of_the_gradient_that_the_optimiser_sees():
     assert state.X.flatten().tolist() == [5.0, 4.0]  # what moves them is the optimiser alone
 
 
+def test_a_coupled_pull_makes_no_steps_of_adamw_out_of_rounding():
+    """Inputs are 0, so the first layer has no gradient: what moves it at all moves it by the learning rate."""
+    people = [cobo.Client(str(k), train=(torch.zeros(8, 3), torch.arange(8) % 2)) for k in range(7)]
+    torch.manual_seed(0)
+    method = CoBo(mixing="coupled", rho=1.0, gamma=0.0)
+    result = cobo.fit(people, model=mlp(3, [4], 2), method=method, optimizer="adamw", lr=0.01, rounds=20)
+    torch.manual_seed(0)
+    start = mlp(3, [4], 2)
+    for model in result.models.values():
+        assert torch.equal(next(model.parameters()), next(start.parameters()))
+    assert not torch.equal(list(model.parameters())[-1], list(start.parameters())[-1])
+
+
 @pytest.mark.parametrize("method", [CoBo.paper(rho=0.5, gamma=0.5, sampling="every"), CoBo(gamma=0.2, rho=1.0)])
 def test_two_groups_of_quadratics_are_told_apart_and_reach_their_centres(method):
     people = [point_client(f"p{k}", [1.0, 0.0], a=1 + 0.1 * k, group="plus") for k in range(3)]

@@ -13,7 +13,7 @@ from torch import Tensor
 from cobo.compute.rows import Part, mix_parts
 
 Pull = Literal["sum", "mean"]
-Step = Literal["explicit", "implicit"]
+Step = Literal["explicit", "implicit", "gradient"]
 Mix = Callable[[Sequence[Part], Tensor], None]
 
 
@@ -40,6 +40,14 @@ def implicit(L: Tensor, strength: float) -> Tensor:
     return inverse
 
 
+def gradient(L: Tensor, strength: float) -> Tensor:
+    """rho L: not a step, but the penalty's gradient."""
+    return strength * L
+
+
+STEPS = {"explicit": explicit, "implicit": implicit, "gradient": gradient}
+
+
 def largest_stable(pull: Pull, n: int, lr: float, *, row_sum: float) -> float:
     """The rho below which the explicit step cannot diverge: eta rho lambda < 2 with lambda the largest eigenvalue.
 
@@ -55,8 +63,8 @@ def pull_together(X: Tensor, W: Tensor, strength: float, *, pull: Pull, step: St
     Clients that W does not connect, directly or through others, never mix, so each connected part is done by
     itself: once W has settled into groups, the cost falls from n^2 d to the sum of the groups' sizes squared.
     """
-    take = explicit if step == "explicit" else implicit
-    mix([(members, take(laplacian(W[members][:, members], pull), strength)) for members in _connected_parts(W)], X)
+    parts = _connected_parts(W, least=1 if step == "gradient" else 2)  # who is alone stays, and has no gradient
+    mix([(members, STEPS[step](laplacian(W[members][:, members], pull), strength)) for members in parts], X)
 
 
 def pulled_toward(X: Tensor, V: Tensor, W: Tensor, strength: float, *, pull: Pull) -> Tensor:
@@ -68,11 +76,11 @@ def pulled_toward(X: Tensor, V: Tensor, W: Tensor, strength: float, *, pull: Pul
     return (1 - scale * degree).to(X) * X + (scale * A).to(X) @ V[others.to(V.device)]
 
 
-def _connected_parts(W: Tensor) -> list[Tensor]:
-    """The members of each connected part of W with more than one."""
+def _connected_parts(W: Tensor, *, least: int) -> list[Tensor]:
+    """The members of each connected part of W with at least so many."""
     if W[0].count_nonzero() == len(W):  # someone is connected to all
         return [torch.arange(len(W))]
     connected = csr_array((W != 0).fill_diagonal_(False).numpy())
     count, part = connected_components(connected, directed=False)
     parts = [torch.from_numpy(np.flatnonzero(part == k)) for k in range(count)]
-    return [members for members in parts if len(members) > 1]
+    return [members for members in parts if len(members) >= least]

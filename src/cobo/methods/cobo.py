@@ -19,6 +19,7 @@ from torch import Tensor
 
 from cobo.collaboration import mixing
 from cobo.collaboration.domain import Box, Domain, Simplex
+from cobo.collaboration.mixing import Step
 from cobo.collaboration.sampling import SCHEDULES, Constants, draw_evenly, draw_pairs, expected, thin_out
 from cobo.collaboration.signal import SIGNALS, overlook_sampling
 from cobo.collaboration.solver import SOLVERS
@@ -198,24 +199,28 @@ class CoBo(Method):
         state.sent += 2 * len(federation) + 4 * len(pairs)
         with state.untouched(~answer.finite):
             if self.mixing == "explicit":  # x <- x - eta rho L x - eta g
-                self._pull_together(state.X, state, federation, aside, state.lr)
+                self._pull_together(state.X, "explicit", state, federation, aside, state.lr)
                 state.descend(answer.rows)
             elif self.mixing == "implicit":  # x <- (I + eta rho L)^-1 (x - eta g)
                 state.descend(answer.rows)
-                self._pull_together(state.X, state, federation, aside, state.lr)
-            else:  # the optimiser's step along g + rho L x
-                pulled = state.X.detach().clone()
-                self._pull_together(pulled, state, federation, aside, 1.0)
-                state.descend(answer.rows.add_(pulled.neg_().add_(state.X)))
+                self._pull_together(state.X, "implicit", state, federation, aside, state.lr)
+            else:  # the optimiser's step along g + rho L x; L is blind to what all have in common, and rounding is not
+                moved = state.X.detach() - federation.blueprint.start
+                self._pull_together(moved, "gradient", state, federation, aside, 1.0)
+                state.descend(answer.rows.add_(moved))
         return names
 
-    def _pull_together(self, X: Tensor, state: State, federation: Federation, aside: Tensor, lr: float) -> None:
+    def _pull_together(
+        self, X: Tensor, step: Step, state: State, federation: Federation, aside: Tensor, lr: float
+    ) -> None:
         """The outer problem's penalty; who is set aside neither is pulled nor pulls."""
         present = (~aside).cpu().float()
         W = state.tensors["weights"] * present * present[:, None]
         strength = self.strength(lr, state.round, state.rounds)
-        step: mixing.Step = "implicit" if self.mixing == "implicit" else "explicit"
         mixing.pull_together(X, W, strength, pull=self.pull, step=step, mix=federation.mix)
+
+    def beside(self, federation: Federation) -> int:
+        return super().beside(federation) + (len(federation) if self.mixing == "coupled" else 0)
 
     def strength(self, lr: float, round: int, rounds: int) -> float:
         """eta rho, growing from 0 over the first share `ramp` of the rounds: who may be a stranger pulls less."""
