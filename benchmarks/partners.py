@@ -3,11 +3,12 @@
     python benchmarks/partners.py
     python benchmarks/partners.py corpus=libreoffice-help cobo.rho=50 --of catalan
 
-A pair is CoBo's outer problem with W held at 1: the learning rate, rounds, text and pull of `language-small`, but for
-what is set otherwise, and nobody is asked. What a client's perplexity is beside each partner is what its weights ought
-to say, whatever gradients say. Two more tables need no training: everyone's text read with the adapter that another
-trained alone, which is what one text teaches about another, and with the midpoint of both adapters. Judged by
-validation text, seed 1000, which no comparison reports. `--of` leaves out pairs without it.
+A pair is CoBo's outer problem with W held at 1: the learning rate, rounds, text and pull that CoBo has in
+`language-small`, but for what is set otherwise, and nobody is asked; who is alone has Local's learning rate. What a
+client's perplexity is beside each partner is what its weights ought to say, whatever gradients say. Two more tables
+need no training: everyone's text read with the adapter that another trained alone, which is what one text teaches about
+another, and with the midpoint of both adapters. Judged by validation text, seed 1000, which no comparison reports.
+`--of` leaves out pairs without it.
 """
 
 import argparse
@@ -62,7 +63,6 @@ def main() -> None:
     experiment = load_experiment("language-small", EXPERIMENTS, options.changes)
     torch.set_num_threads(experiment.threads)
     parts = experiment.parts(SEED, validation=VALIDATION)
-    training = experiment.training("cobo", SEED) | {"evaluate_every": experiment.rounds}
     preset = experiment.method("cobo")
     # Nobody is asked, and W rests at 1.
     together = preset.replace(domain="box", self_weight=False, gamma=0.0, sampling="time", time_rate=1e-9, wait=0.0)
@@ -73,6 +73,7 @@ def main() -> None:
         if options.of not in (None, *(client.name for client in who)):
             continue
         method = together if len(who) == 2 else Local()
+        training = experiment.training(method.name, SEED) | {"evaluate_every": experiment.rounds}
         result = fit(who, model=parts.model, loss=parts.loss, method=method, **training)
         partners = names if len(who) > 2 else reversed(result.names)  # who is alone is its own
         for name, partner, score in zip(result.names, partners, result.history[-1]["client_perplexity"], strict=True):

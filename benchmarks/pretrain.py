@@ -1,6 +1,6 @@
 """Pretrains the small GPT that `language-small` starts from, on the English of docstrings, and writes it to a folder.
 
-    python benchmarks/pretrain.py out/small_gpt        (a quarter of an hour on two cores)
+    python benchmarks/pretrain.py out/small_gpt        (ten minutes on two cores)
 
 The text is prose of Python's own documentation and of the packages that cobo's `.venv` has (SOURCES), 13 million
 characters, so nothing has to be fetched: the model knows English, and none of the languages that clients then teach it.

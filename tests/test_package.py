@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,9 @@ def test_the_wheel_installs_into_a_clean_environment_and_the_demo_runs(tmp_path)
 
     call(sys.executable, "-m", "build", "--wheel", "--outdir", tmp_path / "dist", ROOT)
     (wheel,) = (tmp_path / "dist").glob("*.whl")
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {
+        name.removeprefix("cobo/models/small_gpt/") for name in zipfile.ZipFile(wheel).namelist()
+    }
     venv.create(tmp_path / "env", with_pip=True)
     python = tmp_path / "env" / "bin" / "python"
     call(python, "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt", wheel)

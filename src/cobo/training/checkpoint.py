@@ -93,6 +93,7 @@ def write_adapter(folder: Path, name: str, module: Any) -> None:
     final, aside = folder / "adapters" / name, folder / "adapters" / f".writing-{name}"
     shutil.rmtree(aside, ignore_errors=True)
     module.save_pretrained(aside, save_embedding_layers=False)  # or it would ask the hub
+    (aside / "README.md").unlink(missing_ok=True)  # peft's empty template, with the path of this machine in it
     shutil.rmtree(final, ignore_errors=True)
     os.rename(aside, final)
 
