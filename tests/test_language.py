@@ -732,7 +732,7 @@ def test_every_client_gets_an_adapter_that_peft_loads(base, tiny_gpt, tmp_path):
         assert torch.equal(loaded(tokens).logits, result.models[name](tokens).logits)
     config = json.loads((tmp_path / "run" / "adapters" / "north" / "adapter_config.json").read_text())
     assert (config["r"], config["base_model_name_or_path"]) == (2, str(tiny_gpt))
-    assert not (tmp_path / "run" / "adapters" / "north" / "README.md").exists()  # peft's, which names this machine's paths
+    assert not (tmp_path / "run" / "adapters" / "north" / "README.md").exists()  # it names paths
     assert not (tmp_path / "run" / "shared.safetensors").exists()  # the base is not ours to give
 
 
